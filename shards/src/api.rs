@@ -1,0 +1,184 @@
+//! What the layer above (HTTP, CLI tests, the simulator) asks of a shard, in types that know no wire format.
+
+use std::sync::Arc;
+
+use crate::io::Slice;
+use crate::meta::{Incarnation, TopicMeta};
+
+/// One message of a produce, single or batch, already validated for size.
+#[derive(Clone, Copy, Debug)]
+pub struct NewRecord<'a> {
+    /// Empty means no key.
+    pub key: &'a [u8],
+    pub payload: &'a [u8],
+    /// Wins over the key.
+    pub partition: Option<u32>,
+}
+
+/// Why a produce was not answered `202`. All but `LogFailed` stored nothing (http-api.md §13).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProduceError {
+    TopicNotFound,
+    /// `index` is the offending message's place in the batch.
+    PartitionOutOfRange {
+        index: usize,
+    },
+    /// `500`: the write or sync failed, now or earlier (latched). The records may be delivered all the same.
+    LogFailed(String),
+    /// `500`: nothing was written (no segment could be made), not latched.
+    Unavailable(String),
+    /// `503`, E22: staging cannot turn over.
+    MemoryExhausted,
+    /// `503`, E22: free space is under the reserve.
+    DiskReserve,
+    /// `503`: the node is stopping.
+    Draining,
+}
+
+/// A record handed to a consumer, under a lease (or without one, on replay).
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    pub topic: Arc<str>,
+    pub incarnation: Incarnation,
+    pub partition: u32,
+    pub offset: u64,
+    /// Commit time, ms since the epoch.
+    pub timestamp_ms: u64,
+    /// Key bytes followed by payload bytes.
+    pub body: Slice,
+    pub key_bytes: u32,
+    /// Receipt nonce, `1..2^63`; 0 on replay.
+    pub nonce: u64,
+}
+
+impl Delivery {
+    pub fn key(&self) -> Option<&[u8]> {
+        (self.key_bytes > 0).then(|| &self.body[..self.key_bytes as usize])
+    }
+
+    pub fn payload(&self) -> &[u8] {
+        &self.body[self.key_bytes as usize..]
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ConsumeError {
+    TopicNotFound,
+    PartitionOutOfRange,
+    /// `421`: the partition is not served where the message went.
+    NotOwner,
+    /// `500`: the disk refused a read.
+    ReadFailed(String),
+    /// `502`/`503`: no answer from the owner.
+    Unreachable,
+}
+
+/// One lease to settle: the parts of a receipt handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settle {
+    pub partition: u32,
+    pub offset: u64,
+    pub nonce: u64,
+    pub mode: SettleMode,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SettleMode {
+    Ack,
+    /// Renew the lease to a full visibility timeout from now.
+    Extend,
+    /// Give the record back at once.
+    Nack,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SettleStatus {
+    /// `204`
+    Done,
+    /// `410`
+    LeaseGone,
+    /// `421`
+    NotOwner,
+    /// `502`: may have been applied.
+    Unanswered,
+    /// `503`: not applied for certain.
+    OwnerDown,
+}
+
+/// Outcome of a replay read (http-api.md §17).
+#[derive(Clone, Debug)]
+pub enum ReadAt {
+    Record(Delivery),
+    /// At or past the high watermark: `204`.
+    PastEnd,
+    /// `410`
+    AgedOut {
+        oldest: u64,
+    },
+    /// `410`: damaged, or in a gap.
+    Unreadable,
+}
+
+/// One entry of `partition_stats` (http-api.md §9.2).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct PartitionStats {
+    pub index: u32,
+    pub segments: u64,
+    pub oldest_offset: u64,
+    pub next_offset: u64,
+    pub high_watermark: u64,
+    pub size_bytes: u64,
+    /// Unix seconds; `None` when unknown.
+    pub oldest_segment_at: Option<u64>,
+    /// Consumer state, for gauges: frontier (exclusive), leases out, acked above the frontier.
+    pub frontier: u64,
+    pub leased: u64,
+    pub acked_ahead: u64,
+}
+
+/// A topic to create; every default is already filled in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewTopic {
+    pub name: String,
+    pub partitions: u32,
+    pub retention_ms: u64,
+    pub visibility_timeout_ms: u64,
+    pub max_in_flight_per_partition: u32,
+    pub max_acked_ahead_per_partition: u32,
+    pub owner: Option<String>,
+}
+
+/// What shards ask of the control thread.
+#[derive(Clone, Debug)]
+pub enum MetaCommand {
+    CreateTopic(NewTopic),
+    DeleteTopic {
+        name: String,
+        incarnation: Incarnation,
+    },
+    /// Is this incarnation gone for certain (name absent, or another id), by the leader's word? Discards and
+    /// directory removals ask this (S10, seed "Discarding records").
+    ConfirmGone {
+        name: String,
+        incarnation: Option<Incarnation>,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub enum MetaReply {
+    Created(Arc<TopicMeta>),
+    Deleted,
+    /// The topic exists already under exactly this name.
+    Exists,
+    /// Another topic's name differs only in letter case.
+    CaseCollision {
+        existing: String,
+    },
+    NotFound,
+    /// The topic was deleted and created again since it was read.
+    Changed,
+    Gone,
+    NotGone,
+    /// No leader, or the metadata store refused: retriable, nothing known to have changed.
+    Unavailable(String),
+}

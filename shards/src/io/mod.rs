@@ -1,0 +1,193 @@
+//! The only door to files and sockets. `ring` is one io_uring per shard; `sim` is a disk that tears, forgets,
+//! rots, fills up and lies, and a network that cuts.
+//!
+//! All file I/O of the data plane is positioned, block-aligned and whole: a short count is an error (E14).
+
+mod buf;
+pub mod sim;
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+use std::rc::Rc;
+
+pub use buf::{AlignedBuf, ChunkPool, Slice, ALIGNMENT};
+
+/// How a file is opened. Files are created with mode 0600, directories with 0700 (storage S2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open {
+    /// Must exist.
+    Existing,
+    /// Must not exist (`O_EXCL`).
+    New,
+    /// Created when absent.
+    Create,
+}
+
+/// Whether reads and writes pass the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// `O_DIRECT`: offsets, lengths and memory aligned to the block. Falls back to buffered where `--dev` said so.
+    Direct,
+    /// Small files: checkpoints, positions, markers. Any offset and length.
+    Buffered,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    pub name: OsString,
+    pub directory: bool,
+    /// Length of a file in bytes, 0 for a directory.
+    pub bytes: u64,
+}
+
+/// A shard's access to the file system that holds the data directory. Cheap to clone.
+#[derive(Clone)]
+pub enum Disk {
+    Sim(sim::SimDisk),
+}
+
+/// An open file. Closed when the last clone is gone and no operation is in flight on it.
+#[derive(Clone)]
+pub enum File {
+    Sim(Rc<sim::SimFile>),
+}
+
+impl Disk {
+    /// Opens a file. A created one is durable only after its directory was synced (E1).
+    pub async fn open(&self, path: &Path, how: Open, caching: Caching) -> io::Result<File> {
+        match self {
+            Disk::Sim(disk) => disk.open(path, how, caching).await.map(|f| File::Sim(Rc::new(f))),
+        }
+    }
+
+    /// Creates one directory; an existing one is not an error. Durable after its parent was synced.
+    pub async fn create_dir(&self, path: &Path) -> io::Result<()> {
+        match self {
+            Disk::Sim(disk) => disk.create_dir(path).await,
+        }
+    }
+
+    /// Makes the entries of a directory durable.
+    pub async fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        match self {
+            Disk::Sim(disk) => disk.sync_dir(path).await,
+        }
+    }
+
+    pub async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match self {
+            Disk::Sim(disk) => disk.rename(from, to).await,
+        }
+    }
+
+    pub async fn remove_file(&self, path: &Path) -> io::Result<()> {
+        match self {
+            Disk::Sim(disk) => disk.remove_file(path).await,
+        }
+    }
+
+    /// Removes a directory and everything below it.
+    pub async fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
+        match self {
+            Disk::Sim(disk) => disk.remove_dir_all(path).await,
+        }
+    }
+
+    /// Entries in name order. A missing directory is `NotFound`.
+    pub async fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        match self {
+            Disk::Sim(disk) => disk.list(path).await,
+        }
+    }
+
+    /// Bytes that may still be written to the file system.
+    pub async fn available_bytes(&self) -> io::Result<u64> {
+        match self {
+            Disk::Sim(disk) => disk.available_bytes().await,
+        }
+    }
+
+    /// Unit of direct I/O, in bytes: offsets, lengths and addresses are multiples of it. A power of two, at most
+    /// [`ALIGNMENT`].
+    pub fn block_bytes(&self) -> usize {
+        match self {
+            Disk::Sim(disk) => disk.block_bytes(),
+        }
+    }
+}
+
+impl File {
+    /// Reads exactly `bytes` at `offset`; the end of the file before that is `UnexpectedEof`. On a direct file both
+    /// are block multiples, and the bytes come from the device, not from a cache.
+    pub async fn read_at(&self, offset: u64, bytes: usize) -> io::Result<Slice> {
+        match self {
+            File::Sim(file) => file.read_at(offset, bytes).await,
+        }
+    }
+
+    /// Writes all of `data` at `offset`, not durably. The memory stays referenced until the kernel is done with it,
+    /// also when this future is dropped.
+    pub async fn write_at(&self, offset: u64, data: Slice) -> io::Result<()> {
+        match self {
+            File::Sim(file) => file.write_at(offset, data, sim::Durability::Cached).await,
+        }
+    }
+
+    /// Writes all of `data` at `offset`, durably (`RWF_DSYNC`): `Ok` means that it is on stable storage. After an
+    /// error, or a short count, nothing is known of the range (E14).
+    pub async fn write_durable_at(&self, offset: u64, data: Slice) -> io::Result<()> {
+        match self {
+            File::Sim(file) => file.write_at(offset, data, sim::Durability::Synced).await,
+        }
+    }
+
+    /// Makes all completed writes of this file durable (`fdatasync`).
+    pub async fn sync_data(&self) -> io::Result<()> {
+        match self {
+            File::Sim(file) => file.sync_data().await,
+        }
+    }
+
+    /// Length in bytes.
+    pub async fn len(&self) -> io::Result<u64> {
+        match self {
+            File::Sim(file) => file.len().await,
+        }
+    }
+
+    /// Claims blocks for `offset..offset + bytes` and extends the length over them; they read as zeros. Says at
+    /// once when the disk is full. First writes into claimed blocks cost the journal: zero-fill what must be fast.
+    pub async fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        match self {
+            File::Sim(file) => file.allocate(offset, bytes).await,
+        }
+    }
+
+    /// Cuts or extends the length.
+    pub async fn set_len(&self, bytes: u64) -> io::Result<()> {
+        match self {
+            File::Sim(file) => file.set_len(bytes).await,
+        }
+    }
+}
+
+/// Writes zeros over `offset..offset + bytes` in requests of 1 MiB, not durably (dependencies.md §4.3).
+/// `pause` is awaited after each request with its size: the caller's rate limit.
+pub async fn zero_fill<P, F>(file: &File, offset: u64, bytes: u64, mut pause: P) -> io::Result<()>
+where
+    P: FnMut(u64) -> F,
+    F: std::future::Future<Output = ()>,
+{
+    const REQUEST_BYTES: u64 = 1 << 20;
+    let zeros = AlignedBuf::zeroed(REQUEST_BYTES.min(bytes) as usize).freeze();
+    let (mut at, end) = (offset, offset + bytes);
+    while at < end {
+        let step = REQUEST_BYTES.min(end - at);
+        file.write_at(at, zeros.slice(0..step as usize)).await?;
+        at += step;
+        pause(step).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Topic metadata as a shard sees it: an immutable snapshot, replaced as a whole by the control thread (E23).
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+
+/// Index of a shard on its node, `0..shards`.
+pub type ShardId = u16;
+
+/// Identity of a node as peers see it. This node is always [`NodeId::LOCAL`] to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    pub const LOCAL: NodeId = NodeId(0);
+}
+
+/// Where a partition is served: the carrier (own core, ring, QUIC) follows from it (E44).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Address {
+    pub node: NodeId,
+    pub shard: ShardId,
+}
+
+impl Address {
+    pub fn local(shard: ShardId) -> Address {
+        Address { node: NodeId::LOCAL, shard }
+    }
+}
+
+/// One life of a topic name; shown as 16 lowercase hex digits and never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Incarnation(pub u64);
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Incarnation {
+    /// Parses exactly 16 lowercase hex digits.
+    pub fn parse(text: &str) -> Option<Incarnation> {
+        let well_formed = text.len() == 16 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        well_formed.then(|| u64::from_str_radix(text, 16).ok()).flatten().map(Incarnation)
+    }
+}
+
+/// What a commit is addressed to (E44): queue, commit in flight, failing, hung, probe and reroute belong to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Destination {
+    pub incarnation: Incarnation,
+    pub partition: u32,
+}
+
+/// One topic, as create made it and alter left it (http-api.md §9.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicMeta {
+    pub name: Arc<str>,
+    pub incarnation: Incarnation,
+    pub partitions: u32,
+    /// `0` keeps records for ever.
+    pub retention_ms: u64,
+    pub visibility_timeout_ms: u64,
+    pub max_in_flight_per_partition: u32,
+    pub max_acked_ahead_per_partition: u32,
+    pub created_at_ms: u64,
+    pub owner: Option<Arc<str>>,
+}
+
+/// Everything a shard knows of the node's topics at one instant. Never changed after it was built.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// Grows with every change; a shard never installs an older one over a newer one.
+    pub version: u64,
+    /// Shards of this node.
+    pub shards: ShardId,
+    pub topics: BTreeMap<Arc<str>, Arc<TopicMeta>>,
+    pub by_incarnation: HashMap<Incarnation, Arc<TopicMeta>>,
+    /// Address of each partition, by partition number (E43). Placed by the control thread alone.
+    pub placement: HashMap<Incarnation, Arc<[Address]>>,
+}
+
+impl Snapshot {
+    pub fn topic(&self, name: &str) -> Option<&Arc<TopicMeta>> {
+        self.topics.get(name)
+    }
+
+    pub fn topic_of(&self, incarnation: Incarnation) -> Option<&Arc<TopicMeta>> {
+        self.by_incarnation.get(&incarnation)
+    }
+
+    pub fn address(&self, destination: Destination) -> Option<Address> {
+        self.placement.get(&destination.incarnation)?.get(destination.partition as usize).copied()
+    }
+
+    /// The shard that holds a topic's shared queue of waiters on this node (E53).
+    pub fn home(&self, incarnation: Incarnation) -> ShardId {
+        let mixed = incarnation.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        (mixed % u64::from(self.shards.max(1))) as ShardId
+    }
+
+    /// Partitions of a topic that one local shard serves, ascending.
+    pub fn partitions_on(&self, incarnation: Incarnation, shard: ShardId) -> impl Iterator<Item = u32> + '_ {
+        let addresses = self.placement.get(&incarnation).map(|a| &a[..]).unwrap_or(&[]);
+        addresses.iter().zip(0u32..).filter(move |(a, _)| **a == Address::local(shard)).map(|(_, p)| p)
+    }
+}

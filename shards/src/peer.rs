@@ -1,0 +1,166 @@
+//! The one protocol that shards, the control thread and (later) other nodes speak, and its addresses.
+//!
+//! Between cores a message travels unserialised over an SPSC ring; within a core it is a function call. Whoever
+//! sends names an [`Address`] and does not know the carrier.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::{ConsumeError, Delivery, MetaCommand, MetaReply, PartitionStats, ReadAt, Settle, SettleStatus};
+use crate::io::Slice;
+use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
+
+/// One record on its way to a partition: the key's bytes (if any) followed by the payload's, as they lie in the
+/// accepting shard's WAL staging buffer. Lent until the reply (E21), never copied by the carrier.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub body: Slice,
+    /// Length of the key at the front of `body`; 0 means that the record has no key.
+    pub key_bytes: u32,
+}
+
+impl Record {
+    pub fn key(&self) -> Option<&[u8]> {
+        (self.key_bytes > 0).then(|| &self.body[..self.key_bytes as usize])
+    }
+
+    pub fn payload(&self) -> &[u8] {
+        &self.body[self.key_bytes as usize..]
+    }
+}
+
+/// Records of one WAL directory for one partition, in WAL order: at most 8 MiB, or one record (E16).
+#[derive(Clone, Debug)]
+pub struct CommitBatch {
+    pub destination: Destination,
+    /// For logs and for records without an incarnation id (format 1), which commit by name.
+    pub topic: Arc<str>,
+    /// The incarnation that the records were accepted under. `None` only for format 1 records.
+    pub accepted_under: Option<Incarnation>,
+    pub records: Vec<Record>,
+    /// What is left of the caller's patience: a spent batch is left out at the drain (E21).
+    pub budget: Duration,
+}
+
+/// A commit that is durable, read back, checked and visible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Committed {
+    pub base_offset: u64,
+    pub count: u64,
+}
+
+/// Why nothing of a batch was committed, as far as the owner can tell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CommitError {
+    /// This shard does not (or no longer) serve the partition, or its topic record kept changing: retriable.
+    NotOwner,
+    /// The partition is frozen for a move: retriable.
+    Frozen,
+    /// The owner does not know the topic (its snapshot may be older than the sender's): retriable, never "gone".
+    UnknownTopic,
+    /// The records were accepted under another incarnation: `412` (retriable, the destination is not failing).
+    IncarnationMismatch { accepted_under: Incarnation, live: Incarnation },
+    /// The caller's budget was spent before the drain; nothing was appended.
+    Spent,
+    /// The log refuses appends until it is reopened; carries the first cause.
+    Poisoned(String),
+    /// The commit failed and left nothing behind.
+    Failed(String),
+    /// No answer will come: the carrier or the owner has gone. The batch may have been stored.
+    Unreachable(String),
+}
+
+impl std::fmt::Display for CommitError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CommitError::NotOwner => write!(f, "this shard does not serve the partition"),
+            CommitError::Frozen => write!(f, "the partition is frozen for a move"),
+            CommitError::UnknownTopic => write!(f, "the owner does not know the topic"),
+            CommitError::IncarnationMismatch { accepted_under, live } => {
+                write!(f, "records were accepted for incarnation {accepted_under}, the live topic is {live}")
+            }
+            CommitError::Spent => write!(f, "the commit's budget was spent before it started"),
+            CommitError::Poisoned(cause) => write!(f, "partition log is poisoned until reopened: {cause}"),
+            CommitError::Failed(cause) => write!(f, "{cause}"),
+            CommitError::Unreachable(cause) => write!(f, "no answer from the owner: {cause}"),
+        }
+    }
+}
+
+/// Identifies one parked consume on the shard that the client reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WaiterId {
+    pub shard: ShardId,
+    pub serial: u64,
+}
+
+/// What a consume takes: up to `max` records, ended by the record that crosses `bytes_max` (C89, C90).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Take {
+    pub max: u32,
+    pub bytes_max: usize,
+}
+
+/// A message from one shard (or the control thread) to another.
+#[derive(Debug)]
+pub enum Request {
+    /// Append, sync, read back, show. Answer: [`Reply::Commit`].
+    Commit(CommitBatch),
+    /// Reserve and read what is ready now on the receiving shard, without waiting (C54). With `arm`, a receiver
+    /// that had less than was asked for registers the sender as the topic's home and sends one `Available` when
+    /// records may have come (the token of C43, spent by its use). Answer: [`Reply::Deliveries`].
+    Claim { incarnation: Incarnation, partition: Option<u32>, take: Take, arm: bool },
+    /// Join the topic's FIFO on its home shard, or the FIFO of a pinned partition on its own shard. Answered when
+    /// served or unparked: [`Reply::Deliveries`], empty when unparked.
+    Park { waiter: WaiterId, incarnation: Incarnation, partition: Option<u32>, take: Take },
+    /// The waiter has timed out or gone: answer its `Park` now. One way; an unknown waiter is ignored.
+    Unpark { waiter: WaiterId, incarnation: Incarnation, partition: Option<u32> },
+    /// To the home shard: the sending shard may have records of the topic. Spends the token. One way.
+    Available { incarnation: Incarnation, shard: ShardId },
+    /// Ack, extend or nack leases of one topic. Answer: [`Reply::Settled`], one status each, in order.
+    Settle { incarnation: Incarnation, settles: Vec<Settle> },
+    /// Replay: read one record, no lease. Answer: [`Reply::ReadAt`].
+    ReadAt { incarnation: Incarnation, partition: u32, offset: u64 },
+    /// Statistics of all partitions of the topic on the receiving shard. Answer: [`Reply::Stats`].
+    Stats { incarnation: Incarnation },
+    /// Control thread to shard: see the world as this snapshot from now on. Answer: [`Reply::Done`].
+    InstallSnapshot(Arc<Snapshot>),
+    /// Shard to control thread: change or confirm metadata. Answer: [`Reply::Meta`].
+    Meta(MetaCommand),
+    /// A WAL of this node failed: finish what is staged, then refuse every append (E11). One way.
+    Latch { cause: String },
+    /// Counters of the shard, for a scrape. Answer: [`Reply::Metrics`].
+    Metrics,
+    /// Graceful stop: drain, make positions durable, close logs. Answer: [`Reply::Done`].
+    Shutdown,
+}
+
+#[derive(Debug)]
+pub enum Reply {
+    Commit(Result<Committed, CommitError>),
+    Deliveries(Result<Vec<Delivery>, ConsumeError>),
+    Settled(Vec<SettleStatus>),
+    ReadAt(Result<ReadAt, ConsumeError>),
+    Stats(Vec<PartitionStats>),
+    Meta(MetaReply),
+    Metrics(Box<crate::metrics::ShardMetrics>),
+    Done,
+}
+
+/// The answer will not come: the peer has gone, or never was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost(pub String);
+
+pub type LocalBoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// Carries messages to other shards. One per shard; the real one runs over SPSC rings.
+///
+/// A call runs to its end on the receiver even when the returned future is dropped; a late reply is discarded, so
+/// whoever can receive a lease keeps the future until it is answered.
+pub trait Carrier {
+    fn call(&self, to: Address, request: Request) -> LocalBoxFuture<'static, Result<Reply, Lost>>;
+    /// One way: no reply, no error; lost only together with the receiver.
+    fn send(&self, to: Address, request: Request);
+}

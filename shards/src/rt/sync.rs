@@ -1,0 +1,173 @@
+//! Waiting between tasks of one thread: `oneshot` and `Notify`. Neither is `Send`; threads talk through `spsc`.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+struct OneshotState<T> {
+    value: Option<T>,
+    waker: Option<Waker>,
+    sender_gone: bool,
+    receiver_gone: bool,
+}
+
+/// A single value from one task to another.
+pub fn oneshot<T>() -> (Sender<T>, Receiver<T>) {
+    let state =
+        Rc::new(RefCell::new(OneshotState { value: None, waker: None, sender_gone: false, receiver_gone: false }));
+    (Sender { state: state.clone() }, Receiver { state })
+}
+
+pub struct Sender<T> {
+    state: Rc<RefCell<OneshotState<T>>>,
+}
+
+impl<T> Sender<T> {
+    /// Hands the value over; gives it back when nobody waits any more.
+    pub fn send(self, value: T) -> Result<(), T> {
+        let mut state = self.state.borrow_mut();
+        if state.receiver_gone {
+            return Err(value);
+        }
+        state.value = Some(value);
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Whether the receiver was dropped: its caller has gone.
+    pub fn is_closed(&self) -> bool {
+        self.state.borrow().receiver_gone
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        let mut state = self.state.borrow_mut();
+        state.sender_gone = true;
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// Resolves to the value, or to `None` when the sender was dropped without sending.
+pub struct Receiver<T> {
+    state: Rc<RefCell<OneshotState<T>>>,
+}
+
+impl<T> Receiver<T> {
+    /// Takes the value if it has already been sent.
+    pub fn try_take(&mut self) -> Option<T> {
+        self.state.borrow_mut().value.take()
+    }
+}
+
+impl<T> Future for Receiver<T> {
+    type Output = Option<T>;
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        let mut state = self.state.borrow_mut();
+        if let Some(value) = state.value.take() {
+            return Poll::Ready(Some(value));
+        }
+        if state.sender_gone {
+            return Poll::Ready(None);
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl<T> Drop for Receiver<T> {
+    fn drop(&mut self) {
+        self.state.borrow_mut().receiver_gone = true;
+    }
+}
+
+#[derive(Default)]
+struct NotifyState {
+    permit: bool,
+    generation: u64,
+    next_waiter: u64,
+    waiters: VecDeque<(u64, Waker)>,
+}
+
+/// Wakes waiting tasks. A notification without a waiter is kept (once) for the next one, so none is lost.
+#[derive(Clone, Default)]
+pub struct Notify {
+    state: Rc<RefCell<NotifyState>>,
+}
+
+impl Notify {
+    pub fn new() -> Notify {
+        Notify::default()
+    }
+
+    /// Wakes one waiter, or lets the next one pass at once.
+    pub fn notify_one(&self) {
+        let mut state = self.state.borrow_mut();
+        state.permit = true;
+        if let Some((_, waker)) = state.waiters.pop_front() {
+            waker.wake();
+        }
+    }
+
+    /// Wakes everybody who waits now; leaves no permit.
+    pub fn notify_all(&self) {
+        let mut state = self.state.borrow_mut();
+        state.generation += 1;
+        for (_, waker) in state.waiters.drain(..) {
+            waker.wake();
+        }
+    }
+
+    pub fn notified(&self) -> Notified {
+        let generation = self.state.borrow().generation;
+        Notified { state: self.state.clone(), generation, waiter: None }
+    }
+}
+
+pub struct Notified {
+    state: Rc<RefCell<NotifyState>>,
+    generation: u64,
+    waiter: Option<u64>,
+}
+
+impl Future for Notified {
+    type Output = ();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let mut state = this.state.borrow_mut();
+        if let Some(id) = this.waiter.take() {
+            state.waiters.retain(|(waiter, _)| *waiter != id);
+        }
+        if state.generation != this.generation || std::mem::take(&mut state.permit) {
+            return Poll::Ready(());
+        }
+        let id = state.next_waiter;
+        state.next_waiter += 1;
+        state.waiters.push_back((id, cx.waker().clone()));
+        this.waiter = Some(id);
+        Poll::Pending
+    }
+}
+
+impl Drop for Notified {
+    fn drop(&mut self) {
+        if let Some(id) = self.waiter.take() {
+            let mut state = self.state.borrow_mut();
+            let before = state.waiters.len();
+            state.waiters.retain(|(waiter, _)| *waiter != id);
+            // It had been woken for a permit and never took it: pass the wake on (lesson N33.2).
+            if before == state.waiters.len() && state.permit {
+                if let Some((_, waker)) = state.waiters.pop_front() {
+                    waker.wake();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! One shard: its state and its tasks.

@@ -1,0 +1,1 @@
+//! Rings between shards.
