@@ -1,1 +1,3 @@
 //! One shard: its state and its tasks.
+
+pub mod topics;

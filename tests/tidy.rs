@@ -1,0 +1,216 @@
+//! Keeps the house in order: file length, direction of dependencies, doors, leftover markers, unwraps on I/O.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// Lines outside test code, with their number. Test code is a `tests` module at the end of a file, or a file
+    /// named for it.
+    fn production_lines(&self) -> Vec<(usize, &str)> {
+        let whole_file_is_test =
+            self.path.starts_with("tests/") || self.path.contains("tests") || self.path.contains("_test");
+        if whole_file_is_test {
+            return Vec::new();
+        }
+        let mut lines = Vec::new();
+        let mut previous = "";
+        for (index, line) in self.text.lines().enumerate() {
+            if previous.trim() == "#[cfg(test)]"
+                && line.trim_start().starts_with("mod ")
+                && line.trim_end().ends_with('{')
+            {
+                break;
+            }
+            lines.push((index + 1, line));
+            previous = line;
+        }
+        lines
+    }
+
+    fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.text.lines().enumerate().map(|(i, l)| (i + 1, l)).filter(|(_, l)| !l.trim_start().starts_with("//"))
+    }
+
+    fn within(&self, folder: &str) -> bool {
+        self.path.starts_with(folder)
+    }
+}
+
+fn collect(directory: &Path, root: &Path, into: &mut Vec<Source>) {
+    for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                collect(&path, root, into);
+            }
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let relative: PathBuf = path.strip_prefix(root).unwrap().to_owned();
+            into.push(Source {
+                path: relative.to_string_lossy().into_owned(),
+                text: fs::read_to_string(&path).unwrap(),
+            });
+        }
+    }
+}
+
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = Vec::new();
+    collect(root, root, &mut all);
+    assert!(all.len() > 20, "found only {} sources: the walk is broken", all.len());
+    all
+}
+
+fn report(rule: &str, findings: Vec<String>) {
+    assert!(findings.is_empty(), "{rule}:\n  {}", findings.join("\n  "));
+}
+
+/// Places where `word` stands in code (not in comments), outside the folders that may name it.
+fn names(word: &str, in_folder: &str, allowed: &[&str]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for source in sources() {
+        if !source.within(in_folder)
+            || source.within("tests/tidy.rs")
+            || allowed.iter().any(|folder| source.within(folder))
+        {
+            continue;
+        }
+        for (number, line) in source.code_lines() {
+            if line.contains(word) {
+                findings.push(format!("{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    findings
+}
+
+#[test]
+fn files_stay_under_600_lines() {
+    let long = sources()
+        .iter()
+        .filter(|s| s.text.lines().count() > 600)
+        .map(|s| format!("{}: {} lines", s.path, s.text.lines().count()))
+        .collect();
+    report("a file holds one concept in at most 600 lines", long);
+}
+
+#[test]
+fn only_rt_names_glommio() {
+    report("glommio is behind shards/src/rt", names("glommio", "", &["shards/src/rt/"]));
+}
+
+#[test]
+fn nothing_awaits_glommio_io() {
+    let mut findings = Vec::new();
+    for word in [
+        "glommio::io",
+        "glommio::net",
+        "glommio::timer",
+        "glommio::channels",
+        "glommio::sync",
+        "spawn_blocking",
+        "Timer::new",
+    ] {
+        findings.extend(names(word, "shards/", &[]));
+    }
+    report("glommio schedules; its sockets, files, timers and channels live on rings that nobody polls", findings);
+}
+
+#[test]
+fn only_io_names_io_uring() {
+    report("io_uring is behind shards/src/io", names("io_uring::", "", &["shards/src/io/"]));
+}
+
+#[test]
+fn shards_name_neither_http_nor_quic_nor_raft() {
+    let mut findings = Vec::new();
+    for word in ["hyper::", "quiche::", "redb::", "raft::"] {
+        findings.extend(names(word, "shards/", &[]));
+    }
+    report("the data plane knows no HTTP, QUIC, Raft or embedded store", findings);
+}
+
+#[test]
+fn mechanisms_do_not_name_each_others_internals() {
+    let mut findings = Vec::new();
+    // (folder, modules of the crate that it may not name at all)
+    let rules: [(&str, &[&str]); 7] = [
+        ("shards/src/rt/", &["wal", "dispatch", "log", "queue", "shard", "peer", "api"]),
+        ("shards/src/io/", &["wal", "dispatch", "log", "queue", "shard", "peer", "api"]),
+        ("shards/src/spsc/", &["wal", "dispatch", "log", "queue", "shard"]),
+        ("shards/src/wal/", &["log", "queue", "shard", "spsc"]),
+        ("shards/src/dispatch/", &["log", "queue", "shard", "spsc"]),
+        ("shards/src/log/", &["wal", "dispatch", "shard", "spsc"]),
+        ("shards/src/queue/", &["wal", "dispatch", "shard", "spsc"]),
+    ];
+    for (folder, forbidden) in rules {
+        for module in forbidden {
+            findings.extend(names(&format!("crate::{module}::"), folder, &[]));
+        }
+    }
+    report("a mechanism never names another's internals", findings);
+}
+
+#[test]
+fn no_leftover_markers() {
+    let markers = [
+        "TO".to_owned() + "DO",
+        "FIX".to_owned() + "ME",
+        "XX".to_owned() + "X",
+        "todo".to_owned() + "!(",
+        "unimplemented".to_owned() + "!(",
+        "dbg".to_owned() + "!(",
+    ];
+    let mut findings = Vec::new();
+    for source in sources() {
+        for (number, line) in source.text.lines().enumerate() {
+            if markers.iter().any(|m| line.contains(m.as_str())) {
+                findings.push(format!("{}:{}: {}", source.path, number + 1, line.trim()));
+            }
+        }
+    }
+    report("nothing is left for later in something called done", findings);
+}
+
+#[test]
+fn no_unwrap_outside_tests_and_no_expect_on_io() {
+    let io_words =
+        [".await", "io::", "fs::", "File::", ".read", ".write", ".sync_", ".open(", ".rename(", ".send(", ".recv("];
+    let mut findings = Vec::new();
+    for source in sources() {
+        for (number, line) in source.production_lines() {
+            let code = line.split("//").next().unwrap_or_default();
+            let unwraps = code.contains(".unwrap()");
+            let expects_io = code.contains(".expect(") && io_words.iter().any(|word| code.contains(word));
+            if unwraps || expects_io {
+                findings.push(format!("{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    report("an I/O result is never unwrapped outside tests", findings);
+}
+
+#[test]
+fn e34_unsafe_lives_behind_the_doors_and_argues_its_case() {
+    let mut findings = names("unsafe ", "", &["shards/src/io/", "shards/src/rt/", "shards/src/spsc/"]);
+    for source in sources() {
+        let lines: Vec<&str> = source.text.lines().collect();
+        for (index, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            if !(code.contains("unsafe {") || code.contains("unsafe impl")) || source.within("tests/") {
+                continue;
+            }
+            let argued = lines[index.saturating_sub(6)..index].iter().any(|l| l.contains("SAFETY:"));
+            if !argued {
+                findings.push(format!("{}:{}: unsafe without its argument", source.path, index + 1));
+            }
+        }
+    }
+    report("unsafe lives in io/, rt/ and spsc/, each block with its argument", findings);
+}
