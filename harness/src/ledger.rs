@@ -1,0 +1,282 @@
+//! What was promised and what came back: the delivery contract judged from outside (storage-and-consume.md §1, §6).
+//!
+//! Payloads carry their own id and are otherwise derived from it, so a wrong byte is seen. A stored copy is named by
+//! (partition, offset): one produce may have several copies, each leased and acked for itself (D3, D15).
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::random::Random;
+
+/// What became of one produce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// 202: must be delivered.
+    Accepted,
+    /// 429 or 503: must never be delivered (D13).
+    Refused,
+    /// No answer, or 500: may be delivered.
+    Unknown,
+}
+
+#[derive(Clone, Debug)]
+struct Produce {
+    outcome: Outcome,
+    round: u32,
+    copies: Vec<Copy>,
+}
+
+#[derive(Clone, Debug)]
+struct Copy {
+    place: (u32, u64),
+    deliveries: Vec<Instant>,
+    acked: Option<Instant>,
+    /// The round in which this copy was first seen.
+    round: u32,
+}
+
+/// Allowed windows around a kill (D16): acks of about the last write tick come back.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    pub acks_before_kill_ms: u64,
+    pub visibility_ms: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct Ledger {
+    produces: BTreeMap<u64, Produce>,
+    kills: Vec<Instant>,
+    released: BTreeMap<(u32, u64), Instant>,
+    pub violations: Vec<String>,
+}
+
+/// The verdict of a run, and the evidence that it was one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    pub accepted: u64,
+    pub refused: u64,
+    pub unknown: u64,
+    pub delivered: u64,
+    pub acked: u64,
+    pub lost: u64,
+    /// Further stored copies of a produce, each explained by a kill between accept and second copy (R6, R7, R11).
+    pub copies_explained: u64,
+    pub copies_unexplained: u64,
+    /// Redeliveries of an acked copy inside a kill's window (R3).
+    pub acked_again_explained: u64,
+    /// Redeliveries of a copy that was not acked (R1, R2, R3).
+    pub redelivered: u64,
+}
+
+/// The payload of message `id`: 24 bytes that name it, then bytes derived from the id.
+pub fn payload(id: u64, bytes: usize) -> Vec<u8> {
+    let mut data = format!("{id:016x}:{bytes:06x}:").into_bytes();
+    let mut random = Random::new(id);
+    while data.len() < bytes {
+        data.push(b'a' + (random.next() % 26) as u8);
+    }
+    data
+}
+
+/// Reads the id back and checks every byte.
+pub fn check_payload(data: &[u8]) -> Result<u64, String> {
+    let head = data.get(..24).and_then(|h| std::str::from_utf8(h).ok()).ok_or("payload shorter than its head")?;
+    let id = u64::from_str_radix(&head[..16], 16).map_err(|e| format!("payload head {head:?}: {e}"))?;
+    let bytes = usize::from_str_radix(&head[17..23], 16).map_err(|e| format!("payload head {head:?}: {e}"))?;
+    if payload(id, bytes) != data {
+        return Err(format!("message {id:x}: payload of {} bytes differs from what was produced", data.len()));
+    }
+    Ok(id)
+}
+
+impl Ledger {
+    pub fn produced(&mut self, id: u64, outcome: Outcome, round: u32) {
+        self.produces.entry(id).and_modify(|p| p.outcome = outcome).or_insert(Produce {
+            outcome,
+            round,
+            copies: Vec::new(),
+        });
+    }
+
+    pub fn killed(&mut self, at: Instant) {
+        self.kills.push(at);
+    }
+
+    /// A lease was given back by the client: the copy may come again at once.
+    pub fn released(&mut self, place: (u32, u64), at: Instant) {
+        self.released.insert(place, at);
+    }
+
+    /// A delivery that was asked for at `asked` and arrived at `arrived`.
+    pub fn delivered(
+        &mut self,
+        data: &[u8],
+        place: (u32, u64),
+        asked: Instant,
+        arrived: Instant,
+        round: u32,
+        windows: Windows,
+    ) {
+        let id = match check_payload(data) {
+            Ok(id) => id,
+            Err(error) => return self.violations.push(format!("p{} @{}: {error}", place.0, place.1)),
+        };
+        let killed_since = |since: Instant| self.kills.iter().any(|kill| *kill >= since);
+        let last_release = self.released.get(&place).copied();
+        // The answer to a produce may still be on its way to us: it was sent before anything could be delivered.
+        let produce =
+            self.produces.entry(id).or_insert(Produce { outcome: Outcome::Unknown, round, copies: Vec::new() });
+        let Some(copy) = produce.copies.iter_mut().find(|copy| copy.place == place) else {
+            produce.copies.push(Copy { place, deliveries: vec![arrived], acked: None, round });
+            return;
+        };
+        if let Some(acked) = copy.acked {
+            let window = Duration::from_millis(windows.acks_before_kill_ms);
+            if self.kills.iter().any(|kill| acked + window >= *kill && *kill <= arrived && acked <= *kill + window) {
+                copy.acked = None;
+            } else {
+                self.violations.push(format!(
+                    "message {id:x} p{} @{}: delivered again after its ack was confirmed",
+                    place.0, place.1
+                ));
+            }
+        } else if let Some(last) = copy.deliveries.last() {
+            let lapsed = arrived.duration_since(*last) + Duration::from_millis(50)
+                >= Duration::from_millis(windows.visibility_ms);
+            let given_back = last_release.is_some_and(|released| released >= *last);
+            if !lapsed && !given_back && !killed_since(*last) && asked > *last {
+                self.violations.push(format!("message {id:x} p{} @{}: leased twice at once", place.0, place.1));
+            }
+        }
+        copy.deliveries.push(arrived);
+    }
+
+    pub fn acked(&mut self, data: &[u8], place: (u32, u64), at: Instant) {
+        let Ok(id) = check_payload(data) else { return };
+        if let Some(copy) =
+            self.produces.get_mut(&id).and_then(|p| p.copies.iter_mut().find(|copy| copy.place == place))
+        {
+            copy.acked = Some(at);
+        }
+    }
+
+    /// Messages that were accepted and have not come back yet.
+    pub fn missing(&self) -> Vec<u64> {
+        self.produces
+            .iter()
+            .filter(|(_, p)| p.outcome == Outcome::Accepted && p.copies.is_empty())
+            .map(|(id, _)| *id)
+            .collect()
+    }
+
+    /// Judges the run; findings are appended to `violations`. To be called once everything is at rest.
+    pub fn judge(&mut self) -> Verdict {
+        let mut verdict = Verdict::default();
+        for (id, produce) in &self.produces {
+            match produce.outcome {
+                Outcome::Accepted => verdict.accepted += 1,
+                Outcome::Refused => verdict.refused += 1,
+                Outcome::Unknown => verdict.unknown += 1,
+            }
+            if produce.outcome == Outcome::Accepted && produce.copies.is_empty() {
+                verdict.lost += 1;
+                self.violations
+                    .push(format!("message {id:x} (round {}): answered 202 and never delivered", produce.round));
+            }
+            if produce.outcome == Outcome::Refused && !produce.copies.is_empty() {
+                self.violations.push(format!("message {id:x}: refused with 429 or 503, and delivered"));
+            }
+            for copy in &produce.copies {
+                verdict.delivered += copy.deliveries.len() as u64;
+                verdict.redelivered += copy.deliveries.len() as u64 - 1;
+                verdict.acked += u64::from(copy.acked.is_some());
+            }
+            for copy in produce.copies.iter().skip(1) {
+                // Every round ends with a kill: a second copy needs one between the accept and its appearance.
+                if copy.round > produce.round {
+                    verdict.copies_explained += 1;
+                } else {
+                    verdict.copies_unexplained += 1;
+                    self.violations
+                        .push(format!("message {id:x}: stored twice in round {} with no kill in between", copy.round));
+                }
+            }
+        }
+        verdict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOWS: Windows = Windows { acks_before_kill_ms: 300, visibility_ms: 5_000 };
+
+    fn at(base: Instant, ms: u64) -> Instant {
+        base + Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_lost_202_is_found() {
+        let mut ledger = Ledger::default();
+        ledger.produced(1, Outcome::Accepted, 0);
+        ledger.produced(2, Outcome::Unknown, 0);
+        assert_eq!((ledger.judge().lost, ledger.violations.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_wrong_byte_is_found() {
+        let mut data = payload(7, 300);
+        assert_eq!(check_payload(&data), Ok(7));
+        data[200] ^= 1;
+        assert!(check_payload(&data).is_err());
+    }
+
+    #[test]
+    fn d5_an_acked_copy_may_come_again_only_around_a_kill() {
+        let (base, data) = (Instant::now(), payload(1, 100));
+        for (kill_ms, violations) in [(None, 1), (Some(1_100), 0), (Some(3_000), 1)] {
+            let mut ledger = Ledger::default();
+            ledger.produced(1, Outcome::Accepted, 0);
+            ledger.delivered(&data, (0, 0), at(base, 900), at(base, 900), 0, WINDOWS);
+            ledger.acked(&data, (0, 0), at(base, 1_000));
+            if let Some(ms) = kill_ms {
+                ledger.killed(at(base, ms));
+            }
+            ledger.delivered(&data, (0, 0), at(base, 9_000), at(base, 9_000), 1, WINDOWS);
+            assert_eq!(ledger.violations.len(), violations, "kill at {kill_ms:?}");
+        }
+    }
+
+    #[test]
+    fn d3_two_leases_at_once_are_found() {
+        let (base, data) = (Instant::now(), payload(1, 100));
+        let mut ledger = Ledger::default();
+        ledger.produced(1, Outcome::Accepted, 0);
+        ledger.delivered(&data, (0, 0), base, base, 0, WINDOWS);
+        ledger.delivered(&data, (0, 0), at(base, 100), at(base, 101), 0, WINDOWS);
+        assert_eq!(ledger.violations.len(), 1);
+    }
+
+    #[test]
+    fn a_second_copy_needs_a_kill_in_between() {
+        let (base, data) = (Instant::now(), payload(1, 100));
+        for (round, explained) in [(0, 0), (1, 1)] {
+            let mut ledger = Ledger::default();
+            ledger.produced(1, Outcome::Accepted, 0);
+            ledger.delivered(&data, (0, 0), base, base, 0, WINDOWS);
+            ledger.delivered(&data, (1, 5), base, base, round, WINDOWS);
+            assert_eq!(ledger.judge().copies_explained, explained);
+        }
+    }
+
+    #[test]
+    fn d13_a_refused_message_must_not_be_delivered() {
+        let (base, data) = (Instant::now(), payload(1, 100));
+        let mut ledger = Ledger::default();
+        ledger.produced(1, Outcome::Refused, 0);
+        ledger.delivered(&data, (0, 0), base, base, 0, WINDOWS);
+        ledger.judge();
+        assert_eq!(ledger.violations.len(), 1);
+    }
+}

@@ -1,0 +1,8 @@
+//! Real brokers under test: processes, a blocking HTTP client, and the ledger that judges what they did.
+//!
+//! Knows the broker only from outside: its command line, its HTTP API, its log lines.
+
+pub mod client;
+pub mod ledger;
+pub mod process;
+pub mod random;
