@@ -1,7 +1,7 @@
 //! A blocking HTTP/1.1 client over one kept connection. Small on purpose: it must be able to send what no proper
 //! client would.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 

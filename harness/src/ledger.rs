@@ -73,7 +73,7 @@ pub fn payload(id: u64, bytes: usize) -> Vec<u8> {
     let mut data = format!("{id:016x}:{bytes:06x}:").into_bytes();
     let mut random = Random::new(id);
     while data.len() < bytes {
-        data.push(b'a' + (random.next() % 26) as u8);
+        data.push(b'a' + (random.draw() % 26) as u8);
     }
     data
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use argh::FromArgs;
 use narad_harness::client::{Client, Response};
-use narad_harness::ledger::{check_payload, payload, Ledger, Outcome, Verdict, Windows};
+use narad_harness::ledger::{payload, Ledger, Outcome, Verdict, Windows};
 use narad_harness::process::Broker;
 use narad_harness::random::Random;
 
@@ -73,6 +73,12 @@ impl Run {
     }
 }
 
+/// Mostly small; now and then up to 64 KiB.
+fn draw_size(random: &mut Random) -> usize {
+    let largest = if random.range(0, 8) == 0 { 65_536 } else { 1_024 };
+    random.range(256, largest) as usize
+}
+
 fn outcome_of(answer: &io::Result<Response>) -> Outcome {
     match answer.as_ref().map(|a| a.status) {
         Ok(202) => Outcome::Accepted,
@@ -92,9 +98,7 @@ fn produce(run: &Run, mut random: Random) {
         let round = run.round.load(Ordering::Relaxed);
         let count = if random.range(0, 3) == 0 { random.range(2, 60) } else { 1 };
         let first = run.next_id.fetch_add(count, Ordering::Relaxed);
-        let sizes: Vec<usize> = (0..count)
-            .map(|_| random.range(256, if random.range(0, 8) == 0 { 65_536 } else { 1_024 }) as usize)
-            .collect();
+        let sizes: Vec<usize> = (0..count).map(|_| draw_size(&mut random)).collect();
         let answer = if count == 1 {
             let key = if random.range(0, 2) == 0 { format!("?key=k{}", first % 50) } else { String::new() };
             client.post(&format!("/v1/topics/{TOPIC}/produce{key}"), &payload(first, sizes[0]))
@@ -231,11 +235,11 @@ fn rounds(arguments: &Arguments, run: &Arc<Run>, data: &std::path::Path, random:
         if round == 0 {
             create_topic(broker.address)?;
             for worker in 0..4 {
-                let (run, random) = (run.clone(), Random::new(random.next() ^ worker));
+                let (run, random) = (run.clone(), Random::new(random.draw() ^ worker));
                 spawned.push(thread::spawn(move || produce(&run, random)));
             }
             for worker in 0..4 {
-                let (run, random) = (run.clone(), Random::new(random.next() ^ (100 + worker)));
+                let (run, random) = (run.clone(), Random::new(random.draw() ^ (100 + worker)));
                 spawned.push(thread::spawn(move || consume(&run, random, worker % 2 == 0)));
             }
         }
@@ -332,6 +336,7 @@ fn main() -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use narad_harness::ledger::check_payload;
 
     #[test]
     fn batch_payloads_are_checked_like_singles() {
