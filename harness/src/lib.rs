@@ -3,6 +3,7 @@
 //! Knows the broker only from outside: its command line, its HTTP API, its log lines.
 
 pub mod client;
+pub mod disk;
 pub mod ledger;
 pub mod process;
 pub mod random;
