@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by the scripts here: what the build needs, and how to get it on Debian 12. Sourced, not run.
 
 say() { printf '%s\n' "$*" >&2; }
