@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::faults::{Fault, Faults, Op};
-use super::image::{Image, Survival};
+use super::image::Image;
 use super::tree::{Inode, Tree, ROOT};
 use super::Durability;
 use crate::io::{AlignedBuf, Entry, Open, Slice};
@@ -17,7 +17,7 @@ use crate::rt::Instant;
 
 const TRACE_CALLS: usize = 200;
 /// Unit of space.
-const CLAIM_BYTES: u64 = 4096;
+pub(super) const CLAIM_BYTES: u64 = 4096;
 
 /// What kind of device it is.
 #[derive(Clone, Copy, Debug)]
@@ -92,43 +92,43 @@ pub(super) enum Done {
     Read(Slice),
 }
 
-struct Flight {
+pub(super) struct Flight {
     op: Op,
     path: Rc<Path>,
-    action: Action,
+    pub(super) action: Action,
     fault: Option<Fault>,
     /// Sectors of a write that have reached the file already.
     landed: BTreeSet<usize>,
     /// Newest serial when the call started: what a sync covers.
     started: u64,
-    abandoned: bool,
+    pub(super) abandoned: bool,
 }
 
-struct FileNode {
-    image: Image,
-    claimed: BTreeSet<u64>,
-    opens: u32,
+pub(super) struct FileNode {
+    pub(super) image: Image,
+    pub(super) claimed: BTreeSet<u64>,
+    pub(super) opens: u32,
     /// No visible entry names it any more.
-    unlinked: bool,
+    pub(super) unlinked: bool,
 }
 
 pub(super) struct State {
-    rng: Rng,
+    pub(super) rng: Rng,
     pub(super) options: DiskOptions,
     pub(super) faults: Faults,
     pub(super) incidents: Vec<Incident>,
     pub(super) boot: u64,
-    tree: Tree,
-    files: BTreeMap<Inode, FileNode>,
-    flights: BTreeMap<(Instant, u64), Flight>,
-    due: BTreeMap<u64, Instant>,
-    answers: BTreeMap<u64, io::Result<Done>>,
+    pub(super) tree: Tree,
+    pub(super) files: BTreeMap<Inode, FileNode>,
+    pub(super) flights: BTreeMap<(Instant, u64), Flight>,
+    pub(super) due: BTreeMap<u64, Instant>,
+    pub(super) answers: BTreeMap<u64, io::Result<Done>>,
     trace: VecDeque<(Instant, Op, Rc<Path>, String)>,
-    next_call: u64,
+    pub(super) next_call: u64,
     next_inode: Inode,
-    serial: u64,
-    claimed_blocks: u64,
-    now: Instant,
+    pub(super) serial: u64,
+    pub(super) claimed_blocks: u64,
+    pub(super) now: Instant,
 }
 
 fn eio() -> io::Error {
@@ -260,7 +260,7 @@ impl State {
         self.say(at, flight.op, flight.path.clone(), text);
     }
 
-    fn say(&mut self, at: Instant, op: Op, path: Rc<Path>, text: String) {
+    pub(super) fn say(&mut self, at: Instant, op: Op, path: Rc<Path>, text: String) {
         if self.trace.len() >= TRACE_CALLS {
             self.trace.pop_front();
         }
@@ -277,7 +277,7 @@ impl State {
         text
     }
 
-    fn apply(&mut self, flight: &mut Flight) -> io::Result<Done> {
+    pub(super) fn apply(&mut self, flight: &mut Flight) -> io::Result<Done> {
         let (op, path, fault, started) = (flight.op, flight.path.clone(), flight.fault, flight.started);
         match (&flight.action, fault) {
             (Action::Write { .. } | Action::SyncData { .. }, Some(Fault::Fail)) => {}
@@ -423,7 +423,7 @@ impl State {
     }
 
     /// Lets a random subset of a write's sectors reach the file.
-    fn land_some(&mut self, flight: &mut Flight) {
+    pub(super) fn land_some(&mut self, flight: &mut Flight) {
         let Action::Write { inode, offset, data, .. } = &flight.action else { return };
         if matches!(flight.fault, Some(Fault::Skip | Fault::NoSpace)) {
             return;
@@ -557,7 +557,7 @@ impl State {
         }
     }
 
-    fn collect(&mut self) {
+    pub(super) fn collect(&mut self) {
         let reached = self.tree.collect();
         let mut freed = 0;
         self.files.retain(|inode, file| {
@@ -568,138 +568,5 @@ impl State {
             stays
         });
         self.claimed_blocks -= freed;
-    }
-
-    pub(super) fn process_crash(&mut self, now: Option<Instant>) {
-        if let Some(now) = now {
-            self.settle(now);
-        }
-        for ((_, call), mut flight) in std::mem::take(&mut self.flights) {
-            flight.abandoned = true;
-            match (self.rng.below(4), now) {
-                (0, _) => {}
-                (1, _) => self.land_some(&mut flight),
-                (2, Some(now)) => {
-                    let late = now + Duration::from_micros(self.rng.range(1, 5_000));
-                    self.flights.insert((late, call), flight);
-                }
-                _ => drop(self.apply(&mut flight)),
-            }
-        }
-        for file in self.files.values_mut() {
-            file.image.evict_dropped(&mut self.rng);
-        }
-        self.crashed("process crash");
-    }
-
-    pub(super) fn power_cut(&mut self, survival: Option<Survival>) {
-        if let Some(now) = crate::rt::sim::now_in_simulation() {
-            self.settle(now);
-        }
-        for (_, mut flight) in std::mem::take(&mut self.flights) {
-            match &flight.action {
-                Action::Write { .. } => self.land_some(&mut flight),
-                Action::Read { .. } | Action::SyncData { .. } | Action::SyncDir | Action::List => {}
-                _ => {
-                    if self.rng.chance(1, 2) {
-                        drop(self.apply(&mut flight));
-                    }
-                }
-            }
-        }
-        let drawn = match self.rng.below(6) {
-            0 => Survival::Nothing,
-            1 => Survival::Everything,
-            2 | 3 => Survival::Independent,
-            _ => Survival::InOrder(self.serial.saturating_sub(self.rng.below(64))),
-        };
-        let survival = survival.unwrap_or(drawn);
-        self.tree.power_cut(survival, &mut self.rng);
-        for file in self.files.values_mut() {
-            file.image.power_cut(survival, &mut self.rng);
-        }
-        self.crashed(&format!("power cut, {survival:?}"));
-    }
-
-    fn crashed(&mut self, what: &str) {
-        self.boot += 1;
-        self.answers.clear();
-        self.due.retain(|call, _| self.flights.keys().any(|(_, other)| other == call));
-        for file in self.files.values_mut() {
-            file.opens = 0;
-        }
-        self.collect();
-        for file in self.files.values_mut().filter(|file| file.unlinked) {
-            // A removed file whose entry came back has its blocks again.
-            file.unlinked = false;
-            file.claimed.extend(0..file.image.bytes().div_ceil(CLAIM_BYTES));
-        }
-        self.claimed_blocks = self.files.values().map(|file| file.claimed.len() as u64).sum();
-        self.say(self.now, Op::SyncData, Rc::from(Path::new("/")), format!("=== {what} ==="));
-    }
-
-    pub(super) fn flip_bit(&mut self, path: &Path, offset: u64, bit: u8) -> bool {
-        let Some(file) = self.tree.find(path).and_then(|inode| self.files.get_mut(&inode)) else { return false };
-        if offset >= file.image.bytes() {
-            return false;
-        }
-        file.image.alter(offset, |byte| *byte ^= 1 << (bit % 8));
-        self.incidents.push(Incident::Rotted { path: path.to_owned(), offset, bit: bit % 8 });
-        true
-    }
-
-    pub(super) fn rot(&mut self, part: &str) -> Option<(PathBuf, u64)> {
-        let mut paths = self.files();
-        paths.retain(|path| path.to_str().is_some_and(|text| text.contains(part)));
-        paths.retain(|path| self.tree.find(path).and_then(|i| self.files.get(&i)).is_some_and(|f| f.image.bytes() > 0));
-        if paths.is_empty() {
-            return None;
-        }
-        let path = paths.swap_remove(self.rng.below(paths.len() as u64) as usize);
-        let bytes = self.peek(&path, |image| image.bytes())?;
-        let (offset, bit) = (self.rng.below(bytes), self.rng.below(8) as u8);
-        self.flip_bit(&path, offset, bit).then_some((path, offset))
-    }
-
-    pub(super) fn peek<T>(&mut self, path: &Path, look: impl FnOnce(&Image) -> T) -> Option<T> {
-        if let Some(now) = crate::rt::sim::now_in_simulation() {
-            self.settle(now);
-        }
-        self.tree.find(path).and_then(|inode| self.files.get(&inode)).map(|file| look(&file.image))
-    }
-
-    pub(super) fn poke(&mut self, path: &Path, offset: u64, bytes: &[u8]) {
-        if let Some(file) = self.tree.find(path).and_then(|inode| self.files.get_mut(&inode)) {
-            for (at, byte) in (offset..).zip(bytes) {
-                file.image.alter(at, |old| *old = *byte);
-            }
-        }
-    }
-
-    pub(super) fn files(&mut self) -> Vec<PathBuf> {
-        if let Some(now) = crate::rt::sim::now_in_simulation() {
-            self.settle(now);
-        }
-        let (mut found, mut open) = (Vec::new(), vec![(PathBuf::from("/"), ROOT)]);
-        while let Some((path, directory)) = open.pop() {
-            for (name, inode) in self.tree.entries(directory) {
-                let path = path.join(name);
-                if self.tree.is_directory(inode) {
-                    open.push((path, inode));
-                } else {
-                    found.push(path);
-                }
-            }
-        }
-        found.sort();
-        found
-    }
-
-    pub(super) fn calls(&self) -> u64 {
-        self.next_call - 1
-    }
-
-    pub(super) fn in_flight(&self) -> usize {
-        self.flights.len()
     }
 }

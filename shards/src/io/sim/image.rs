@@ -30,7 +30,8 @@ struct Version {
 
 /// A sector whose durable content differs, or may differ, from the visible one.
 struct Dirty {
-    durable: Box<[u8]>,
+    /// `None` is zeros, which is what most sectors of a new file are.
+    durable: Option<Box<[u8]>>,
     versions: Vec<Version>,
     /// A sync failed and dropped the content: readers still see it, no later sync will write it (fsyncgate).
     dropped: bool,
@@ -86,7 +87,7 @@ impl Image {
         }
         let size = self.sector_bytes as u64;
         let (first, end) = (offset / size, offset + bytes.len() as u64);
-        let whole = offset % size == 0 && end % size == 0;
+        let whole = offset.is_multiple_of(size) && end.is_multiple_of(size);
         let shared: Rc<[u8]> = if whole { Rc::from(bytes) } else { Rc::from([]) };
         for index in 0..self.sectors_in(offset, bytes.len()) {
             if !lands(index) {
@@ -122,7 +123,7 @@ impl Image {
         self.visible.truncate(bytes as usize);
         self.shrinks.push(bytes.div_ceil(size));
         self.lengths.push(LengthChange { serial, bytes, shrinks: self.shrinks.len() });
-        if bytes % size != 0 {
+        if !bytes.is_multiple_of(size) {
             let content = Rc::from(self.sector(bytes / size));
             let version = Version { serial, shrinks: self.shrinks.len(), write: content, at: 0 };
             if let Some(dirty) = self.dirty.get_mut(&(bytes / size)) {
@@ -153,15 +154,15 @@ impl Image {
     /// Remembers what is durable in a sector before its visible content changes for the first time.
     fn mark(&mut self, sector: u64) {
         if !self.dirty.contains_key(&sector) {
-            let durable = self.sector(sector);
+            let behind_end = sector * self.sector_bytes as u64 >= self.bytes();
+            let durable = if behind_end { None } else { unless_zeros(&self.sector(sector)) };
             self.dirty.insert(sector, Dirty { durable, versions: Vec::new(), dropped: false });
         }
     }
 
-    fn show(&mut self, sector: u64, content: &[u8]) {
-        let from = (sector as usize * self.sector_bytes).min(self.visible.len());
-        let to = (from + self.sector_bytes).min(self.visible.len());
-        self.visible[from..to].copy_from_slice(&content[..to - from]);
+    /// Shows `content` (`None`: zeros) to readers, as far as the file reaches.
+    fn show(&mut self, sector: u64, content: Option<&[u8]>) {
+        put(&mut self.visible, sector, self.sector_bytes, content);
     }
 
     /// Makes everything up to `serial` durable, data and length.
@@ -239,7 +240,7 @@ impl Image {
             }
         }
         for (sector, content) in reverted {
-            self.show(sector, &content);
+            self.show(sector, content.as_deref());
         }
         self.forget_clean();
     }
@@ -250,7 +251,7 @@ impl Image {
         for sector in gone {
             if rng.chance(1, 2) {
                 if let Some(dirty) = self.dirty.remove(&sector) {
-                    self.show(sector, &dirty.durable);
+                    self.show(sector, dirty.durable.as_deref());
                 }
             }
         }
@@ -261,16 +262,15 @@ impl Image {
         let length = survival.pick(&self.lengths, |change| change.serial, rng);
         let (bytes, kept) = length.map_or((self.durable_bytes, 0), |change| (change.bytes, change.shrinks));
         self.visible.resize(bytes as usize, 0);
-        let zeros = vec![0; self.sector_bytes];
         for (sector, dirty) in std::mem::take(&mut self.dirty) {
             let covers = |range: std::ops::Range<usize>| range.into_iter().filter(|i| sector >= self.shrinks[*i]);
             let since = covers(0..kept).next_back().map_or(0, |i| i + 1);
             let until = covers(kept..self.shrinks.len()).next().unwrap_or(usize::MAX);
             let possible: Vec<&Version> =
                 dirty.versions.iter().filter(|v| v.shrinks >= since && v.shrinks <= until).collect();
-            let base: &[u8] = if since == 0 { &dirty.durable } else { &zeros };
+            let base = if since == 0 { dirty.durable.as_deref() } else { None };
             match survival.pick(&possible, |version| version.serial, rng) {
-                Some(version) => self.show(sector, &version.write[version.at..version.at + zeros.len()]),
+                Some(version) => self.show(sector, Some(version.content(self.sector_bytes))),
                 None => self.show(sector, base),
             }
         }
@@ -284,9 +284,7 @@ impl Image {
         let mut content = self.visible.clone();
         content.resize(self.durable_bytes as usize, 0);
         for (sector, dirty) in &self.dirty {
-            let from = (*sector as usize * self.sector_bytes).min(content.len());
-            let to = (from + self.sector_bytes).min(content.len());
-            content[from..to].copy_from_slice(&dirty.durable[..to - from]);
+            put(&mut content, *sector, self.sector_bytes, dirty.durable.as_deref());
         }
         content
     }
@@ -297,8 +295,29 @@ impl Image {
         change(byte);
         let (sector, at) = (offset / self.sector_bytes as u64, offset as usize % self.sector_bytes);
         if let Some(dirty) = self.dirty.get_mut(&sector) {
-            change(&mut dirty.durable[at]);
+            let size = self.sector_bytes;
+            change(&mut dirty.durable.get_or_insert_with(|| vec![0; size].into_boxed_slice())[at]);
         }
+    }
+}
+
+/// Copies a sector into the image of a file, as far as that reaches.
+fn put(image: &mut [u8], sector: u64, sector_bytes: usize, content: Option<&[u8]>) {
+    let from = (sector as usize * sector_bytes).min(image.len());
+    let to = (from + sector_bytes).min(image.len());
+    match content {
+        Some(content) => image[from..to].copy_from_slice(&content[..to - from]),
+        None => image[from..to].fill(0),
+    }
+}
+
+fn unless_zeros(content: &[u8]) -> Option<Box<[u8]>> {
+    content.iter().any(|byte| *byte != 0).then(|| Box::from(content))
+}
+
+impl Version {
+    fn content(&self, sector_bytes: usize) -> &[u8] {
+        &self.write[self.at..self.at + sector_bytes]
     }
 }
 
@@ -306,12 +325,12 @@ impl Dirty {
     fn sync(&mut self, sector: u64, sector_bytes: usize, shrunk: &[u64], covered: impl Fn(&Version) -> bool) {
         let cut = shrunk.iter().rposition(|from| sector >= *from).map_or(0, |i| i + 1);
         if cut > 0 {
-            self.durable = vec![0; sector_bytes].into_boxed_slice();
+            self.durable = None;
             self.versions.retain(|version| version.shrinks >= cut);
         }
         let done = self.versions.iter().filter(|version| covered(version)).count();
         if let Some(last) = self.versions[..done].last() {
-            self.durable.copy_from_slice(&last.write[last.at..last.at + sector_bytes]);
+            self.durable = unless_zeros(last.content(sector_bytes));
         }
         self.versions.drain(..done);
         for version in &mut self.versions {

@@ -6,6 +6,7 @@
 //! Unsynced sectors survive a power cut in any combination of the contents they had (`image`), directory entries in
 //! any subset that respects the order per entry (`tree`). `faults` says which call goes wrong.
 
+mod crash;
 mod disk;
 mod faults;
 mod image;

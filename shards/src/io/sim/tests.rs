@@ -437,6 +437,42 @@ fn s61_a_frozen_disk_starts_no_further_call() {
 }
 
 #[test]
+fn chances_apply_to_their_own_kind_of_call() {
+    run(7, async {
+        let disk = SimDisk::new(7);
+        let file = prepared(&disk, "/a", 1).await;
+        disk.set_rates(FaultRates { write_fail: 250_000, lie: 250_000, ..Default::default() });
+        let (mut failed, mut lies) = (0, 0);
+        for _ in 0..400 {
+            failed += u32::from(file.write_at(0, block(1), Durability::Synced).await.is_err());
+            file.read_at(0, BLOCK).await.expect("reads have no chance to fail");
+        }
+        lies += disk.incidents().len();
+        assert!((60..140).contains(&failed) && (60..140).contains(&lies), "{failed} {lies}");
+        disk.clear_faults();
+        disk.set_rates(FaultRates { stall: 1_000_000, stall_ms_max: 900, ..Default::default() });
+        let start = rt::now();
+        file.read_at(0, BLOCK).await.expect("only late");
+        assert!(rt::now() - start >= Duration::from_millis(1));
+    });
+}
+
+#[test]
+fn time_scales_with_slowness() {
+    let took = |slowness| {
+        run(8, async move {
+            let disk = SimDisk::new(8);
+            disk.set_slowness(slowness);
+            disk.open(path("/a"), Open::New, Caching::Direct).await.expect("no fault");
+            rt::now()
+        })
+    };
+    let start = Duration::from_secs(1);
+    let since_start = |slowness| Duration::from_nanos(took(slowness).0) - start;
+    assert_eq!(since_start(1000), since_start(1) * 1000);
+}
+
+#[test]
 fn calls_complete_out_of_order_and_by_seed() {
     let order = |seed| {
         run(seed, async move {
