@@ -10,6 +10,7 @@ mod crash;
 mod disk;
 mod faults;
 mod image;
+mod net;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -24,6 +25,7 @@ use disk::{Action, Done, State};
 pub use disk::{DiskOptions, Incident};
 pub use faults::{Fault, FaultRates, NthCall, Op};
 pub use image::Survival;
+pub use net::{NetOptions, SimListener, SimNet, SimStream};
 
 use super::{Caching, Entry, Open, Slice};
 use crate::rt;
