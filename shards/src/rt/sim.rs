@@ -6,7 +6,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -15,6 +16,16 @@ use super::{enter, Instant, LocalFuture, Queue, Runtime, TimerId};
 
 /// A simulated process: the unit that crashes.
 pub type NodeTag = u32;
+
+/// Owns what devices still do after the process that asked for it has gone. Never killed.
+const DEVICES: NodeTag = NodeTag::MAX;
+
+/// Steps without any time passing after which a simulation counts as a busy loop.
+const STEPS_AT_ONE_INSTANT_MAX: u64 = 20_000_000;
+
+thread_local! {
+    static RUNNING: RefCell<Weak<SimState>> = const { RefCell::new(Weak::new()) };
+}
 
 /// Small, fast, seedable: splitmix64. Good enough to draw schedules and faults from.
 #[derive(Clone, Debug)]
@@ -62,27 +73,30 @@ struct SimTask {
 
 struct TaskWaker {
     id: u64,
-    runnable: Arc<Mutex<Vec<u64>>>,
+    /// In `runnable` already.
+    queued: AtomicBool,
+    runnable: Arc<Mutex<Vec<Arc<TaskWaker>>>>,
 }
 
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
-        let mut runnable = self.runnable.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !runnable.contains(&self.id) {
-            runnable.push(self.id);
+        if !self.queued.swap(true, Ordering::Relaxed) {
+            let runnable = self.runnable.clone();
+            runnable.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(self);
         }
     }
 }
 
 struct SimState {
     tasks: RefCell<HashMap<u64, SimTask>>,
-    runnable: Arc<Mutex<Vec<u64>>>,
+    runnable: Arc<Mutex<Vec<Arc<TaskWaker>>>>,
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     serial: Cell<u64>,
     now: Cell<Instant>,
     wall_base_ms: u64,
     wall_offset_ms: RefCell<HashMap<NodeTag, i64>>,
     node: Cell<NodeTag>,
+    steps_at_now: Cell<u64>,
     schedule: RefCell<Rng>,
     random: RefCell<Rng>,
 }
@@ -108,6 +122,7 @@ impl Sim {
                 wall_base_ms: 1_700_000_000_000,
                 wall_offset_ms: RefCell::default(),
                 node: Cell::new(0),
+                steps_at_now: Cell::new(0),
                 schedule: RefCell::new(rng.fork()),
                 random: RefCell::new(rng.fork()),
             }),
@@ -121,6 +136,7 @@ impl Sim {
         let result: Rc<RefCell<Option<T>>> = Rc::default();
         let slot = result.clone();
         let _entered = enter(Rc::new(SimRuntime(self.state.clone())));
+        let outer = RUNNING.with(|running| running.replace(Rc::downgrade(&self.state)));
         self.spawn_on(0, async move {
             let value = main.await;
             *slot.borrow_mut() = Some(value);
@@ -128,6 +144,7 @@ impl Sim {
         loop {
             if let Some(value) = result.borrow_mut().take() {
                 self.drop_all();
+                RUNNING.with(|running| running.replace(outer));
                 return value;
             }
             assert!(self.step(), "simulation stalled at {:?}: nothing runnable, no timer armed", self.state.now.get());
@@ -166,6 +183,11 @@ impl Sim {
         self.state.tasks.borrow().len()
     }
 
+    /// Tasks of one node: 0 after a kill, and after a clean stop if nothing was left behind.
+    pub fn tasks_of(&self, node: NodeTag) -> usize {
+        self.state.tasks.borrow().values().filter(|task| task.node == node).count()
+    }
+
     fn drop_all(&self) {
         let tasks: Vec<SimTask> = self.state.tasks.borrow_mut().drain().map(|(_, task)| task).collect();
         drop(tasks);
@@ -183,7 +205,12 @@ impl Sim {
                 }
             }
         };
-        let Some(id) = next else { return self.advance() };
+        let Some(next) = next else { return self.advance() };
+        next.queued.store(false, Ordering::Relaxed);
+        let id = next.id;
+        let steps = self.state.steps_at_now.get() + 1;
+        assert!(steps < STEPS_AT_ONE_INSTANT_MAX, "busy loop at {:?}: tasks run, time does not", self.now());
+        self.state.steps_at_now.set(steps);
         let taken = {
             let mut tasks = self.state.tasks.borrow_mut();
             tasks.get_mut(&id).and_then(|task| task.future.take().map(|future| (future, task.waker.clone(), task.node)))
@@ -212,6 +239,7 @@ impl Sim {
             let mut timers = self.state.timers.borrow_mut();
             let Some((&(at, _), _)) = timers.iter().next() else { return false };
             self.state.now.set(self.state.now.get().max(at));
+            self.state.steps_at_now.set(0);
             let later = timers.split_off(&(Instant(at.0 + 1), 0));
             std::mem::replace(&mut *timers, later).into_values().collect()
         };
@@ -224,7 +252,8 @@ impl SimState {
     fn spawn(&self, future: LocalFuture) {
         let id = self.serial.get();
         self.serial.set(id + 1);
-        let waker = Waker::from(Arc::new(TaskWaker { id, runnable: self.runnable.clone() }));
+        let task_waker = TaskWaker { id, queued: AtomicBool::new(false), runnable: self.runnable.clone() };
+        let waker = Waker::from(Arc::new(task_waker));
         self.tasks
             .borrow_mut()
             .insert(id, SimTask { node: self.node.get(), future: Some(future), waker: waker.clone() });
@@ -268,6 +297,18 @@ impl Runtime for SimRuntime {
 
     fn remote_wake(&self) -> Box<dyn Fn(Waker) + Send> {
         Box::new(Waker::wake)
+    }
+}
+
+/// The virtual time, if the calling thread is inside a simulation.
+pub(crate) fn now_in_simulation() -> Option<Instant> {
+    RUNNING.with(|running| running.borrow().upgrade()).map(|state| state.now.get())
+}
+
+/// Starts a task that no kill ends: a device that finishes what it was given. Outside a simulation it is dropped.
+pub(crate) fn spawn_device(future: impl Future<Output = ()> + 'static) {
+    if let Some(state) = RUNNING.with(|running| running.borrow().upgrade()) {
+        Sim { state }.spawn_on(DEVICES, future);
     }
 }
 
