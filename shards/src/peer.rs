@@ -131,9 +131,18 @@ pub enum Request {
     Meta(MetaCommand),
     /// A WAL of this node failed: finish what is staged, then refuse every append (E11). One way.
     Latch { cause: String },
+    /// To the shard that looks after a topic's directory (by its name): make it the live incarnation's, stamped
+    /// durably (S5 to S7). Answer: [`Reply::Prepared`].
+    PrepareTopic { topic: Arc<str>, incarnation: Incarnation },
+    /// Close everything of an incarnation that is no longer in the snapshot: its directory is about to be moved.
+    /// Waits for the snapshot that says so. Answer: [`Reply::Done`].
+    CloseTopic { incarnation: Incarnation },
     /// Counters of the shard, for a scrape. Answer: [`Reply::Metrics`].
     Metrics,
-    /// Graceful stop: drain, make positions durable, close logs. Answer: [`Reply::Done`].
+    /// First half of a graceful stop: take no produce, start no commit; settle what is under way. Answer:
+    /// [`Reply::Done`].
+    Quiesce,
+    /// Second half: make positions, boundaries and the checkpoint durable. Answer: [`Reply::Done`].
     Shutdown,
 }
 
@@ -145,6 +154,8 @@ pub enum Reply {
     ReadAt(Result<ReadAt, ConsumeError>),
     Stats(Vec<PartitionStats>),
     Meta(MetaReply),
+    /// The text says what failed.
+    Prepared(Result<(), String>),
     Metrics(Box<crate::metrics::ShardMetrics>),
     Done,
 }

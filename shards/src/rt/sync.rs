@@ -171,3 +171,57 @@ impl Drop for Notified {
         }
     }
 }
+
+/// Mutual exclusion between tasks, held across awaits; first come, first served.
+#[derive(Clone, Default)]
+pub struct Lock {
+    state: Rc<RefCell<LockState>>,
+}
+
+#[derive(Default)]
+struct LockState {
+    held: bool,
+    waiting: VecDeque<Sender<LockGuard>>,
+}
+
+/// Holds a [`Lock`] until dropped.
+pub struct LockGuard {
+    state: Option<Rc<RefCell<LockState>>>,
+}
+
+impl Lock {
+    pub async fn enter(&self) -> LockGuard {
+        let waiting = {
+            let mut state = self.state.borrow_mut();
+            if !std::mem::replace(&mut state.held, true) {
+                return LockGuard { state: Some(self.state.clone()) };
+            }
+            let (sender, receiver) = oneshot();
+            state.waiting.push_back(sender);
+            receiver
+        };
+        match waiting.await {
+            Some(guard) => guard,
+            // The runtime is being torn down: nobody will hand the lock on any more.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        let Some(lock) = self.state.take() else { return };
+        loop {
+            let next = lock.borrow_mut().waiting.pop_front();
+            let Some(next) = next else {
+                lock.borrow_mut().held = false;
+                return;
+            };
+            match next.send(LockGuard { state: Some(lock.clone()) }) {
+                Ok(()) => return,
+                // Its waiter has gone: the next one gets it.
+                Err(mut guard) => guard.state = None,
+            }
+        }
+    }
+}

@@ -1,3 +1,340 @@
-//! One shard: its state and its tasks.
+//! One shard: everything of one core. Its mechanisms (WAL, dispatcher, logs, queues) know only what they need; this
+//! module introduces them to each other.
 
+mod directories;
+mod partitions;
+mod produce;
+mod reserve;
+mod serve;
+mod stop;
 pub mod topics;
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::dispatch::{Dispatcher, Environment, Limits};
+use crate::io::Disk;
+use crate::log::{LogOptions, LogShared, TopicDirectories};
+use crate::meta::{Address, NodeId, ShardId, Snapshot};
+use crate::metrics::ShardMetrics;
+use crate::peer::{Carrier, Reply, Request};
+use crate::queue::{Committer, CommitterOptions, ShardQueues};
+use crate::rt::sync::{Lock, Notify};
+use crate::rt::{self, Queue};
+use crate::wal::{Mode, Wal, WalOptions};
+
+use directories::DirectoryKeeper;
+use partitions::Partitions;
+use reserve::DiskReserve;
+use topics::TopicTable;
+
+/// How a shard is opened.
+#[derive(Clone)]
+pub struct ShardOptions {
+    pub id: ShardId,
+    pub disk: Disk,
+    /// Exists, with `ingress` and `topics` in it, both durable.
+    pub data_dir: PathBuf,
+    /// Random id of the data directory (E2).
+    pub store_id: u64,
+    /// Bound of everything that this shard holds in memory for records, in bytes.
+    pub memory_bytes: usize,
+    pub wal_segment_bytes: u64,
+    pub log: LogOptions,
+    pub positions: CommitterOptions,
+    /// Produce is refused while less space is free (E22).
+    pub disk_reserve_bytes: u64,
+    /// WAL directories without a shard of their own that this shard drains (E18).
+    pub adopt: Vec<u32>,
+}
+
+/// A WAL directory and the dispatcher that drains it (E18).
+struct Directory {
+    number: u32,
+    wal: Wal,
+    dispatcher: Dispatcher,
+}
+
+/// One core's data plane. A cheap handle.
+#[derive(Clone)]
+pub struct Shard {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    me: Weak<Inner>,
+    options: ShardOptions,
+    carrier: Rc<dyn Carrier>,
+    snapshot: RefCell<Arc<Snapshot>>,
+    changed: Notify,
+    topics: RefCell<TopicTable>,
+    wal: Wal,
+    own: OnceCell<Dispatcher>,
+    adopted: RefCell<Vec<Rc<Directory>>>,
+    partitions: Partitions,
+    directories: DirectoryKeeper,
+    queues: OnceCell<Rc<ShardQueues>>,
+    committer: Rc<Committer>,
+    reserve: DiskReserve,
+    /// Produce is refused: the node is stopping.
+    draining: Cell<bool>,
+    quiesced: Cell<bool>,
+}
+
+/// Why a shard could not be opened: the process must not serve.
+#[derive(Debug)]
+pub struct ShardOpenError(pub String);
+
+impl std::fmt::Display for ShardOpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ShardOpenError {}
+
+impl Shard {
+    /// Recovers the shard's WAL and those it adopts, and every partition placed on it that has a directory (S54).
+    /// Nothing is dispatched before [`Shard::start`].
+    pub async fn open(
+        options: ShardOptions,
+        snapshot: Arc<Snapshot>,
+        carrier: Rc<dyn Carrier>,
+    ) -> Result<Shard, ShardOpenError> {
+        let wal = open_wal(&options, u32::from(options.id), Mode::Active).await?;
+        let mut adopted = Vec::new();
+        for number in &options.adopt {
+            adopted.push((*number, open_wal(&options, *number, Mode::Drain).await?));
+        }
+        let committer = Committer::new(options.disk.clone(), options.positions);
+        let topics = TopicDirectories::new(options.disk.clone(), options.data_dir.join("topics"));
+        let inner = Rc::new_cyclic(|me: &Weak<Inner>| Inner {
+            me: me.clone(),
+            carrier,
+            snapshot: RefCell::new(snapshot.clone()),
+            changed: Notify::new(),
+            topics: RefCell::default(),
+            wal,
+            own: OnceCell::new(),
+            adopted: RefCell::default(),
+            partitions: Partitions::new(LogShared::new(options.memory_bytes / 4)),
+            directories: DirectoryKeeper::new(topics),
+            queues: OnceCell::new(),
+            committer: committer.clone(),
+            reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
+            draining: Cell::new(false),
+            quiesced: Cell::new(false),
+            options,
+        });
+        let queues = ShardQueues::new(Rc::new(QueueSide(Rc::downgrade(&inner))), committer);
+        let _ = inner.queues.set(queues);
+        let shard = Shard { inner };
+        shard.install(snapshot);
+        shard.inner.reserve.refresh().await;
+        shard.inner.latch_together();
+        shard.inner.open_present_partitions().await;
+        for (number, wal) in adopted {
+            shard.inner.adopt(number, wal);
+        }
+        Ok(shard)
+    }
+
+    /// Starts to dispatch. To be called once every shard of the node answers requests.
+    pub fn start(&self) {
+        let inner = &self.inner;
+        let dispatcher = inner.dispatcher_for(inner.wal.clone());
+        assert!(inner.own.set(dispatcher).is_ok(), "a shard is started once");
+        inner.sweep_directories();
+    }
+
+    pub fn id(&self) -> ShardId {
+        self.inner.options.id
+    }
+
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.inner.snapshot.borrow().clone()
+    }
+
+    pub fn carrier(&self) -> &Rc<dyn Carrier> {
+        &self.inner.carrier
+    }
+
+    /// The consumer side: consume, settle and replay.
+    pub fn queues(&self) -> &Rc<ShardQueues> {
+        self.inner.queues()
+    }
+
+    /// Sees the world as `snapshot` from now on; older ones are ignored (E23).
+    pub fn install(&self, snapshot: Arc<Snapshot>) {
+        self.inner.install(snapshot);
+    }
+
+    /// The first failure of this shard's WAL, or of a sibling's (E11).
+    pub fn wal_failed(&self) -> Option<String> {
+        self.inner.wal.failed()
+    }
+
+    /// First sequence number that is not durable, the dispatcher's checkpoint, and the one on disk's account.
+    pub fn wal(&self) -> &Wal {
+        &self.inner.wal
+    }
+
+    /// Takes no more produce: the node is about to stop.
+    pub fn drain(&self) {
+        self.inner.draining.set(true);
+    }
+
+    /// Gathers the shard's figures.
+    pub async fn metrics(&self) -> ShardMetrics {
+        self.inner.metrics().await
+    }
+
+    /// Answers a request of another shard, of the control thread, or of this shard.
+    pub async fn handle(&self, request: Request) -> Reply {
+        self.inner.handle(request).await
+    }
+}
+
+async fn open_wal(options: &ShardOptions, number: u32, mode: Mode) -> Result<Wal, ShardOpenError> {
+    let dir = options.data_dir.join("ingress").join(number.to_string());
+    let mut wal = WalOptions::new(options.disk.clone(), dir, number, options.store_id);
+    wal.segment_bytes = options.wal_segment_bytes;
+    wal.staging_bytes_max = options.memory_bytes / 4;
+    wal.mode = mode;
+    Wal::open(wal).await.map_err(|error| ShardOpenError(error.to_string()))
+}
+
+impl Inner {
+    fn strong(&self) -> Rc<Inner> {
+        self.me.upgrade().expect("called on a live object")
+    }
+
+    fn queues(&self) -> &Rc<ShardQueues> {
+        self.queues.get().expect("set before the shard is handed out")
+    }
+
+    fn siblings(&self) -> impl Iterator<Item = Address> + use<> {
+        let (me, shards) = (self.options.id, self.snapshot.borrow().shards);
+        (0..shards).filter(move |shard| *shard != me).map(Address::local)
+    }
+
+    fn install(&self, snapshot: Arc<Snapshot>) {
+        if snapshot.version < self.snapshot.borrow().version {
+            return;
+        }
+        let previous = self.snapshot.replace(snapshot.clone());
+        self.topics.borrow_mut().install(&snapshot, rt::random_u64);
+        // The queue first: it drops what it knows of a deleted topic while the topic's log still answers "closed".
+        self.queues().on_snapshot(snapshot.clone());
+        self.partitions.retire_absent(&snapshot);
+        self.changed.notify_all();
+        self.purge_deleted(&previous, &snapshot);
+    }
+
+    /// A failed write of one WAL latches every WAL of the node (E11).
+    fn latch_together(&self) {
+        let me = self.me.clone();
+        self.wal.on_latched(Box::new(move |cause| {
+            let Some(inner) = me.upgrade() else { return };
+            tracing::error!(shard = inner.options.id, cause,
+                "ingress WAL failed: every produce of this node is refused until it is restarted. Free or replace the \
+                 disk, then restart; everything answered 202 is kept");
+            for sibling in inner.siblings() {
+                inner.carrier.send(sibling, Request::Latch { cause: cause.to_owned() });
+            }
+        }));
+    }
+
+    fn dispatcher_for(&self, wal: Wal) -> Dispatcher {
+        let environment = Rc::new(DispatchSide(self.strong()));
+        // What a dispatcher holds lies in the WAL's staging memory: half of it, the rest is for accepting (E20).
+        let limits = Limits::new(self.options.memory_bytes / 8);
+        Dispatcher::start(Rc::new(wal), environment, limits)
+    }
+
+    /// Drains a directory that has no shard of its own, then removes it (E18).
+    fn adopt(self: &Rc<Self>, number: u32, wal: Wal) {
+        let directory = Rc::new(Directory { number, wal: wal.clone(), dispatcher: self.dispatcher_for(wal) });
+        self.adopted.borrow_mut().push(directory.clone());
+        let inner = self.clone();
+        rt::spawn(Queue::Background, async move {
+            directory.dispatcher.drained().await;
+            directory.dispatcher.stop().await;
+            // The checkpoint that says so becomes durable within 250 ms.
+            while !directory.wal.fully_dispatched() {
+                if inner.quiesced.get() {
+                    return;
+                }
+                rt::sleep(Duration::from_millis(50)).await;
+            }
+            match directory.wal.remove_drained().await {
+                Ok(()) => tracing::info!(directory = directory.number, "adopted WAL directory drained and removed"),
+                Err(error) => tracing::warn!(directory = directory.number, %error,
+                    "an adopted WAL directory is drained but could not be removed; the next start tries again"),
+            }
+            inner.adopted.borrow_mut().retain(|other| other.number != directory.number);
+        });
+    }
+
+    async fn metrics(&self) -> ShardMetrics {
+        let mut metrics = ShardMetrics { shard: self.options.id, wal: self.wal.metrics(), ..ShardMetrics::default() };
+        if let Some(dispatcher) = self.own.get() {
+            metrics.dispatch = dispatcher.metrics();
+        }
+        for directory in self.adopted.borrow().iter() {
+            metrics.wal.backlog_records += directory.wal.backlog_records();
+        }
+        metrics.queue = self.queues().metrics();
+        metrics.partitions = self.queues().partition_metrics().await;
+        self.partitions.add_metrics(&mut metrics.partitions);
+        metrics
+    }
+}
+
+/// What the dispatcher sees of its shard.
+struct DispatchSide(Rc<Inner>);
+
+impl Environment for DispatchSide {
+    fn snapshot(&self) -> Arc<Snapshot> {
+        self.0.snapshot.borrow().clone()
+    }
+
+    fn changed(&self) -> Notify {
+        self.0.changed.clone()
+    }
+
+    fn carrier(&self) -> Rc<dyn Carrier> {
+        self.0.carrier.clone()
+    }
+
+    fn control(&self) -> Address {
+        Address::CONTROL
+    }
+
+    fn alive(&self, _node: NodeId) -> bool {
+        true // a sibling shard lives as long as the process does (E25)
+    }
+}
+
+/// What the queues see of their shard.
+struct QueueSide(Weak<Inner>);
+
+/// A lock per key, so that one topic's file operations never delay another topic's (S79).
+#[derive(Default)]
+struct KeyedLocks<K> {
+    locks: RefCell<BTreeMap<K, Lock>>,
+}
+
+impl<K: Ord + Clone> KeyedLocks<K> {
+    fn of(&self, key: &K) -> Lock {
+        self.locks.borrow_mut().entry(key.clone()).or_default().clone()
+    }
+
+    fn forget(&self, key: &K) {
+        self.locks.borrow_mut().remove(key);
+    }
+}

@@ -1,0 +1,182 @@
+//! Topic directories, which the partitions of several shards share. One shard looks after each, chosen by the
+//! topic's name, so that two shards never prepare, set aside or remove it at the same time.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::{Inner, KeyedLocks};
+use crate::api::{MetaCommand, MetaReply};
+use crate::log::{Retire, TopicDirectories, TopicKind};
+use crate::meta::{Address, Incarnation, ShardId, Snapshot};
+use crate::peer::{LocalBoxFuture, Reply, Request};
+use crate::rt::{self, Queue};
+
+pub struct DirectoryKeeper {
+    topics: TopicDirectories,
+    /// Incarnations whose directory is known to be there and theirs.
+    prepared: RefCell<BTreeSet<Incarnation>>,
+    by_name: KeyedLocks<Arc<str>>,
+}
+
+impl DirectoryKeeper {
+    pub fn new(topics: TopicDirectories) -> DirectoryKeeper {
+        let by_name = KeyedLocks { locks: RefCell::default() };
+        DirectoryKeeper { topics, prepared: RefCell::default(), by_name }
+    }
+
+    pub fn topics(&self) -> &TopicDirectories {
+        &self.topics
+    }
+}
+
+/// The shard that looks after the directory of a topic name, whatever its incarnation.
+fn keeper_of(name: &str, shards: ShardId) -> ShardId {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
+    ((hash >> 32) % u64::from(shards.max(1))) as ShardId
+}
+
+impl Inner {
+    fn keeps(&self, name: &str) -> bool {
+        keeper_of(name, self.snapshot.borrow().shards) == self.options.id
+    }
+
+    /// Makes sure, once per incarnation, that the topic's directory exists durably and carries its mark.
+    pub(super) async fn ensure_directory(self: &Rc<Self>, topic: &Arc<str>, incarnation: Incarnation) -> Result<(), String> {
+        if self.directories.prepared.borrow().contains(&incarnation) {
+            return Ok(());
+        }
+        if self.keeps(topic) {
+            self.prepare_directory(topic, incarnation).await?;
+        } else {
+            let keeper = Address::local(keeper_of(topic, self.snapshot.borrow().shards));
+            let request = Request::PrepareTopic { topic: topic.clone(), incarnation };
+            match self.carrier.call(keeper, request).await {
+                Ok(Reply::Prepared(prepared)) => prepared?,
+                Ok(_) | Err(_) => return Err(format!("shard {} did not prepare the topic's directory", keeper.shard)),
+            }
+        }
+        if self.snapshot.borrow().topic_of(incarnation).is_some() {
+            self.directories.prepared.borrow_mut().insert(incarnation);
+        }
+        Ok(())
+    }
+
+    /// On the keeper. Only the incarnation that is live by this shard's own snapshot is ever prepared: snapshots
+    /// only go forward here, so an older one can never push a newer one's directory aside.
+    pub(super) async fn prepare_directory(self: &Rc<Self>, topic: &Arc<str>, incarnation: Incarnation) -> Result<(), String> {
+        let _name = self.directories.by_name.of(topic).enter().await;
+        if self.snapshot.borrow().topic(topic).map(|live| live.incarnation) != Some(incarnation) {
+            return Err(format!("incarnation {incarnation} of topic {topic} is not the live one on shard {}", self.options.id));
+        }
+        let retire = RetireEverywhere(self.clone());
+        self.directories.topics.prepare(topic, incarnation, &retire).await.map_err(|error| error.to_string())
+    }
+
+    /// Waits until the snapshot has lost the incarnation, and nothing of it is written here any more.
+    pub(super) async fn close_topic(&self, incarnation: Incarnation) {
+        loop {
+            let changed = self.changed.notified();
+            if self.snapshot.borrow().topic_of(incarnation).is_none() {
+                break;
+            }
+            changed.await;
+        }
+        self.directories.prepared.borrow_mut().remove(&incarnation);
+        self.queues().topic_removed(incarnation).await;
+    }
+
+    /// Removes the directories of topics that the new snapshot has lost, as their keeper.
+    pub(super) fn purge_deleted(&self, previous: &Snapshot, now: &Snapshot) {
+        for (incarnation, topic) in &previous.by_incarnation {
+            if now.topic_of(*incarnation).is_some() {
+                continue;
+            }
+            self.directories.prepared.borrow_mut().remove(incarnation);
+            if self.keeps(&topic.name) {
+                self.purge_in_background(topic.name.clone(), *incarnation);
+            }
+        }
+    }
+
+    fn purge_in_background(&self, name: Arc<str>, incarnation: Incarnation) {
+        let inner = self.strong();
+        rt::spawn(Queue::Background, async move { inner.purge(&name, incarnation).await });
+    }
+
+    /// Removes what is left of a deleted incarnation, once the control thread has confirmed that it is gone: the
+    /// local view alone never destroys data (S10, lesson N12).
+    async fn purge(self: &Rc<Self>, name: &Arc<str>, incarnation: Incarnation) {
+        let question = MetaCommand::ConfirmGone { name: name.to_string(), incarnation: Some(incarnation) };
+        match self.carrier.call(Address::CONTROL, Request::Meta(question)).await {
+            Ok(Reply::Meta(MetaReply::Gone)) => {}
+            answer => {
+                tracing::warn!(topic = %name, %incarnation, ?answer,
+                    "purge deferred: the topic incarnation is not confirmed gone; its files go at the next start");
+                return;
+            }
+        }
+        let _name = self.directories.by_name.of(name).enter().await;
+        close_everywhere(self, incarnation).await;
+        if let Err(error) = self.directories.topics.purge(name, incarnation).await {
+            tracing::warn!(topic = %name, %incarnation, %error,
+                "the files of a deleted topic could not be removed; the next start tries again");
+        }
+        if self.snapshot.borrow().topic(name).is_none() {
+            self.directories.by_name.forget(name);
+        }
+    }
+
+    /// At start: directories of incarnations that the snapshot does not know are removed once confirmed gone; those
+    /// without a mark are left for a person (S10 to S13).
+    pub(super) fn sweep_directories(&self) {
+        let inner = self.strong();
+        rt::spawn(Queue::Background, async move {
+            let entries = match inner.directories.topics.inventory().await {
+                Ok(entries) => entries,
+                Err(error) => return tracing::warn!(%error, "the topic directories could not be swept"),
+            };
+            for entry in entries {
+                if !inner.keeps(&entry.name) {
+                    continue;
+                }
+                let (incarnation, live) = match entry.kind {
+                    TopicKind::Marked(incarnation) => (incarnation, inner.snapshot.borrow().topic_of(incarnation).is_some()),
+                    TopicKind::Stale(incarnation) => (incarnation, false),
+                    TopicKind::Unmarked => {
+                        tracing::warn!(topic = %entry.name,
+                            "a topic directory without a readable incarnation mark was left in place");
+                        continue;
+                    }
+                };
+                if !live {
+                    inner.purge(&Arc::from(entry.name.as_str()), incarnation).await;
+                }
+            }
+        });
+    }
+}
+
+async fn close_everywhere(inner: &Rc<Inner>, incarnation: Incarnation) {
+    inner.close_topic(incarnation).await;
+    for sibling in inner.siblings() {
+        if inner.carrier.call(sibling, Request::CloseTopic { incarnation }).await.is_err() {
+            tracing::warn!(shard = sibling.shard, %incarnation, "a shard did not confirm that it closed a deleted topic");
+        }
+    }
+}
+
+/// Before a dead incarnation's directory is set aside, every shard has closed it and dropped its state (S6, S7).
+struct RetireEverywhere(Rc<Inner>);
+
+impl Retire for RetireEverywhere {
+    fn close_logs(&self, old: Incarnation) -> LocalBoxFuture<'_, ()> {
+        let inner = self.0.clone();
+        Box::pin(async move { close_everywhere(&inner, old).await })
+    }
+
+    fn drop_state(&self, _old: Incarnation) {
+        // Done by every shard when it closed the incarnation: state goes with the snapshot that lost it.
+    }
+}

@@ -1,0 +1,249 @@
+//! The partitions that this shard serves: opened at first use, closed when their topic has gone.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use super::{Inner, KeyedLocks, QueueSide};
+use crate::api::ConsumeError;
+use crate::log::{Combiner, CommitGate, LogShared, Marker, PartitionLog, Resolved, Standing};
+use crate::meta::{Address, Destination, ShardId, Snapshot};
+use crate::metrics::PartitionMetrics;
+use crate::peer::{Carrier, CommitError, LocalBoxFuture};
+use crate::queue::{Opened, QueueEnvironment};
+
+/// One partition placed on this shard.
+pub struct Partition {
+    destination: Destination,
+    topic: Arc<str>,
+    shard: Weak<Inner>,
+    log: RefCell<Option<PartitionLog>>,
+    combiner: OnceCell<Combiner>,
+    produced: Cell<(u64, u64)>,
+}
+
+impl Partition {
+    pub fn combiner(&self) -> &Combiner {
+        self.combiner.get().expect("set before the partition is handed out")
+    }
+
+    pub fn count_produced(&self, records: u64, bytes: u64) {
+        let (all_records, all_bytes) = self.produced.get();
+        self.produced.set((all_records + records, all_bytes + bytes));
+    }
+
+    fn usable_log(&self) -> Option<PartitionLog> {
+        self.log.borrow().as_ref().filter(|log| !log.is_closed()).cloned()
+    }
+}
+
+pub struct Partitions {
+    shared: Rc<LogShared>,
+    slots: RefCell<BTreeMap<Destination, Rc<Partition>>>,
+    opening: KeyedLocks<Destination>,
+}
+
+impl Partitions {
+    pub fn new(shared: Rc<LogShared>) -> Partitions {
+        Partitions { shared, slots: RefCell::default(), opening: KeyedLocks { locks: RefCell::default() } }
+    }
+
+    pub fn open_log(&self, destination: Destination) -> Option<PartitionLog> {
+        self.slots.borrow().get(&destination)?.usable_log()
+    }
+
+    pub fn open_logs(&self) -> Vec<PartitionLog> {
+        self.slots.borrow().values().filter_map(|partition| partition.usable_log()).collect()
+    }
+
+    /// Lets go of every partition whose topic the snapshot does not have: its log refuses everything from here on.
+    pub fn retire_absent(&self, snapshot: &Snapshot) {
+        self.slots.borrow_mut().retain(|destination, partition| {
+            let lives = snapshot.topic_of(destination.incarnation).is_some();
+            if !lives {
+                if let Some(log) = partition.log.borrow().as_ref() {
+                    log.retire();
+                }
+                self.opening.forget(destination);
+            }
+            lives
+        });
+    }
+
+    pub fn add_metrics(&self, all: &mut BTreeMap<Destination, PartitionMetrics>) {
+        for (destination, partition) in self.slots.borrow().iter() {
+            let metrics = all.entry(*destination).or_default();
+            metrics.topic = partition.topic.to_string();
+            (metrics.messages_produced, metrics.bytes_produced) = partition.produced.get();
+            if let Some(log) = partition.usable_log() {
+                metrics.high_watermark = log.high_watermark();
+                metrics.oldest_offset = log.oldest();
+                metrics.size_bytes = log.size_bytes();
+                metrics.segments = log.segments();
+                metrics.log = log.metrics();
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// The partition, if the snapshot places it on this shard. Opens nothing.
+    pub(super) fn partition(self: &Rc<Self>, destination: Destination) -> Option<Rc<Partition>> {
+        if let Some(partition) = self.partitions.slots.borrow().get(&destination) {
+            return Some(partition.clone());
+        }
+        let snapshot = self.snapshot.borrow();
+        let topic = snapshot.topic_of(destination.incarnation)?.name.clone();
+        if snapshot.address(destination)? != Address::local(self.options.id) {
+            return None;
+        }
+        let partition = Rc::new(Partition {
+            destination,
+            topic,
+            shard: self.me.clone(),
+            log: RefCell::default(),
+            combiner: OnceCell::new(),
+            produced: Cell::default(),
+        });
+        let _ = partition.combiner.set(Combiner::new(Rc::new(Gate(Rc::downgrade(&partition)))));
+        self.partitions.slots.borrow_mut().insert(destination, partition.clone());
+        Some(partition)
+    }
+
+    /// The partition's open log. Reads what is there and creates nothing (S3); `for_commit` makes sure that the
+    /// topic's directory is there and is the live incarnation's.
+    async fn log_of(self: &Rc<Self>, partition: &Rc<Partition>, for_commit: bool) -> Result<PartitionLog, String> {
+        if for_commit {
+            self.ensure_directory(&partition.topic, partition.destination.incarnation).await?;
+        }
+        if let Some(log) = partition.usable_log() {
+            return Ok(log);
+        }
+        let _opening = self.partitions.opening.of(&partition.destination).enter().await;
+        if let Some(log) = partition.usable_log() {
+            return Ok(log);
+        }
+        let incarnation = partition.destination.incarnation;
+        match self.directories.topics().marker(&partition.topic, incarnation).await.map_err(|e| e.to_string())? {
+            Marker::Matches | Marker::Absent => {}
+            // Somebody else's directory under our name is set aside before anything of it is read (S6).
+            Marker::Different(_) => self.ensure_directory(&partition.topic, incarnation).await?,
+        }
+        let dir = self.partition_dir(partition)?;
+        let log = PartitionLog::open(&self.options.disk, &dir, self.log_options(partition), &self.partitions.shared)
+            .await
+            .map_err(|error| error.to_string())?;
+        // The topic may have gone while its files were being read.
+        if self.snapshot.borrow().topic_of(incarnation).is_none() {
+            log.retire();
+            return Err(format!("topic {} was deleted", partition.topic));
+        }
+        let (shard, destination) = (self.me.clone(), partition.destination);
+        log.set_on_visible(Rc::new(move || {
+            if let Some(inner) = shard.upgrade() {
+                inner.queues().on_visible(destination);
+            }
+        }));
+        *partition.log.borrow_mut() = Some(log.clone());
+        self.queues().partition_opened(destination, Rc::new(log.clone()));
+        Ok(log)
+    }
+
+    fn log_options(&self, partition: &Partition) -> crate::log::LogOptions {
+        let mut options = self.options.log.clone();
+        if let Some(topic) = self.snapshot.borrow().topic_of(partition.destination.incarnation) {
+            options.roll_age_ms = topic.retention_ms;
+        }
+        options
+    }
+
+    fn partition_dir(&self, partition: &Partition) -> Result<PathBuf, String> {
+        let directories = self.directories.topics();
+        directories.partition_dir(&partition.topic, partition.destination.partition).map_err(|error| error.to_string())
+    }
+
+    /// Opens every partition of this shard that has a directory, before the node is ready (S54, G19). One that fails
+    /// is skipped with a warning: the others are served.
+    pub(super) async fn open_present_partitions(self: &Rc<Self>) {
+        let snapshot = self.snapshot.borrow().clone();
+        let entries = match self.directories.topics().inventory().await {
+            Ok(entries) => entries,
+            Err(error) => {
+                tracing::warn!(%error, "the topic directories could not be listed; partitions open at first use");
+                return;
+            }
+        };
+        for entry in entries {
+            let Some(meta) = entry.live().and_then(|marked| snapshot.topic_of(marked)) else { continue };
+            for number in &entry.partitions {
+                let destination = Destination { incarnation: meta.incarnation, partition: *number };
+                let Some(partition) = self.partition(destination) else { continue };
+                if let Err(error) = self.log_of(&partition, false).await {
+                    tracing::warn!(topic = %meta.name, partition = number, %error,
+                        "a partition could not be opened and is not served; the others are");
+                }
+            }
+        }
+    }
+}
+
+/// What the combiner asks of the shard (seed, "Commit combining").
+struct Gate(Weak<Partition>);
+
+impl Gate {
+    fn partition_and_shard(&self) -> Option<(Rc<Partition>, Rc<Inner>)> {
+        let partition = self.0.upgrade()?;
+        let shard = partition.shard.upgrade()?;
+        Some((partition, shard))
+    }
+}
+
+impl CommitGate for Gate {
+    fn standing(&self) -> Standing {
+        let Some((partition, shard)) = self.partition_and_shard() else { return Standing::UnknownTopic };
+        let (destination, snapshot) = (partition.destination, shard.snapshot.borrow());
+        if snapshot.topic_of(destination.incarnation).is_none() {
+            return Standing::UnknownTopic;
+        }
+        if snapshot.address(destination) != Some(Address::local(shard.options.id)) {
+            return Standing::NotOwner;
+        }
+        // A log belongs to one incarnation for good: there is no version to outgrow.
+        Standing::Live { incarnation: destination.incarnation, version: 0 }
+    }
+
+    fn resolve(&self) -> LocalBoxFuture<'static, Result<Resolved, CommitError>> {
+        let found = self.partition_and_shard();
+        Box::pin(async move {
+            let (partition, shard) = found.ok_or(CommitError::UnknownTopic)?;
+            let log = shard.log_of(&partition, true).await.map_err(CommitError::Failed)?;
+            Ok(Resolved { log, incarnation: partition.destination.incarnation, version: 0 })
+        })
+    }
+}
+
+impl QueueEnvironment for QueueSide {
+    fn shard(&self) -> ShardId {
+        self.0.upgrade().map_or(0, |inner| inner.options.id)
+    }
+
+    fn carrier(&self) -> Rc<dyn Carrier> {
+        self.0.upgrade().expect("queues live no longer than their shard").carrier.clone()
+    }
+
+    fn open(&self, destination: Destination) -> LocalBoxFuture<'static, Result<Opened, ConsumeError>> {
+        let inner = self.0.upgrade();
+        Box::pin(async move {
+            let inner = inner.ok_or(ConsumeError::NotOwner)?;
+            if inner.snapshot.borrow().topic_of(destination.incarnation).is_none() {
+                return Err(ConsumeError::TopicNotFound);
+            }
+            let partition = inner.partition(destination).ok_or(ConsumeError::NotOwner)?;
+            let log = inner.log_of(&partition, false).await.map_err(ConsumeError::ReadFailed)?;
+            let directory = inner.partition_dir(&partition).map_err(ConsumeError::ReadFailed)?;
+            Ok(Opened { records: Rc::new(log), directory })
+        })
+    }
+}

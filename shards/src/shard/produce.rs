@@ -1,0 +1,75 @@
+//! Accept stage: pick the partition, append to this core's WAL, wait for the group's sync. Touches nothing that
+//! another core touches (design §1).
+
+use super::Shard;
+use crate::api::{NewRecord, ProduceError};
+use crate::rt;
+use crate::wal::{AppendError, NewWalRecord};
+
+impl Shard {
+    /// Returns once the record is durable on this node: the caller may answer `202`. Once staged the outcome is the
+    /// true one even if the caller goes away, so a record may be delivered that nobody was told of.
+    pub async fn produce(&self, topic: &str, record: NewRecord<'_>) -> Result<(), ProduceError> {
+        let topic = self.inner.topics.borrow().get(topic).cloned().ok_or(ProduceError::TopicNotFound)?;
+        let partition =
+            topic.pick(record.key, record.partition).ok_or(ProduceError::PartitionOutOfRange { index: 0 })?;
+        self.admit()?;
+        let record = NewWalRecord {
+            topic: &topic.name,
+            incarnation: Some(topic.incarnation),
+            key: record.key,
+            partition,
+            accepted_at_ms: rt::wall_clock_ms(),
+            payload: record.payload,
+        };
+        self.inner.wal.append(std::slice::from_ref(&record)).await.map(drop).map_err(produce_error)
+    }
+
+    /// All records or none, in order, with consecutive sequence numbers, one accept time and one `202`.
+    pub async fn produce_batch(&self, topic: &str, records: &[NewRecord<'_>]) -> Result<(), ProduceError> {
+        let topic = self.inner.topics.borrow().get(topic).cloned().ok_or(ProduceError::TopicNotFound)?;
+        // Pins are checked before any keyless record moves the rotation: a refused batch changes nothing.
+        for (index, record) in records.iter().enumerate() {
+            if record.partition.is_some_and(|pinned| pinned >= topic.partitions) {
+                return Err(ProduceError::PartitionOutOfRange { index });
+            }
+        }
+        self.admit()?;
+        let accepted_at_ms = rt::wall_clock_ms();
+        let mut staged = Vec::with_capacity(records.len());
+        for (index, record) in records.iter().enumerate() {
+            let partition =
+                topic.pick(record.key, record.partition).ok_or(ProduceError::PartitionOutOfRange { index })?;
+            staged.push(NewWalRecord {
+                topic: &topic.name,
+                incarnation: Some(topic.incarnation),
+                key: record.key,
+                partition,
+                accepted_at_ms,
+                payload: record.payload,
+            });
+        }
+        self.inner.wal.append(&staged).await.map(drop).map_err(produce_error)
+    }
+
+    fn admit(&self) -> Result<(), ProduceError> {
+        if self.inner.draining.get() {
+            return Err(ProduceError::Draining);
+        }
+        // A latched WAL answers 500 whatever the disk has free: the operator must see the failure, not its cause.
+        if self.inner.wal.failed().is_none() && !self.inner.reserve.has_room() {
+            return Err(ProduceError::DiskReserve);
+        }
+        Ok(())
+    }
+}
+
+fn produce_error(error: AppendError) -> ProduceError {
+    match error {
+        AppendError::LogFailed(cause) => ProduceError::LogFailed(cause),
+        AppendError::Unavailable(cause) => ProduceError::Unavailable(cause),
+        AppendError::MemoryExhausted => ProduceError::MemoryExhausted,
+        // Sizes are checked before a record gets here; refusing without storing is right all the same.
+        AppendError::TooLarge => ProduceError::Unavailable("a record is larger than a WAL segment".to_owned()),
+    }
+}

@@ -1,0 +1,35 @@
+//! Graceful stop in two halves, so that no shard closes its logs while another still commits to them.
+
+use std::rc::Rc;
+
+use super::{Directory, Inner};
+
+impl Inner {
+    /// Takes no produce and starts no commit; waits for what is under way, at most until it counts as hung.
+    pub(super) async fn quiesce(&self) {
+        self.draining.set(true);
+        if let Some(dispatcher) = self.own.get() {
+            dispatcher.stop().await;
+        }
+        let adopted: Vec<Rc<Directory>> = self.adopted.borrow().clone();
+        for directory in adopted {
+            directory.dispatcher.stop().await;
+        }
+        self.quiesced.set(true);
+    }
+
+    /// Makes every confirmed ack, every boundary and the checkpoint durable (D18, S45).
+    pub(super) async fn shut_down(&self) {
+        if let Err(error) = self.queues().shutdown().await {
+            tracing::error!(%error, "consumer positions were not made durable at stop: acks may be redelivered");
+        }
+        for log in self.partitions.open_logs() {
+            log.close().await;
+        }
+        self.wal.close().await;
+        let adopted: Vec<Rc<Directory>> = self.adopted.borrow().clone();
+        for directory in adopted {
+            directory.wal.close().await;
+        }
+    }
+}
