@@ -1,10 +1,48 @@
 //! Ingress WAL of one shard (or of an adopted directory, E18): group commit, prepared segments, recovery,
-//! checkpoint, compaction.
+//! checkpoint, compaction. It does not know who dispatches its records, nor what a topic is.
+//!
+//! A record's way, with the module that has it: staged with its checksum (`staging`, `frame`), sealed into a group
+//! and written durably (`flush`), answered, handed to the dispatcher from memory or read back (`read`), covered by
+//! the checkpoint, its segment recycled (`keeper`). After a crash: `open`, which asks `recovery` what it sees.
 
+mod checkpoint;
+mod error;
+mod flush;
+mod frame;
+mod header;
+mod keeper;
+mod metrics;
+mod open;
+mod outcome;
+mod read;
+mod recovery;
+mod segment;
+mod staging;
+
+#[cfg(test)]
+mod wal_tests;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+pub use error::{AppendError, WalOpenError};
+pub use frame::NewWalRecord;
+pub use metrics::WalMetrics;
+
+use crate::io::{Disk, File};
 use crate::meta::Incarnation;
 use crate::peer::Record;
+use crate::rt::sync::Notify;
+use crate::rt::{self, Instant};
+use keeper::CheckpointState;
+use outcome::Outcome;
+use read::Topics;
+use segment::{Folder, Segment};
+use staging::{Staged, Staging};
 
 /// An accepted record as the dispatcher gets it: from the staging buffer right after its group became durable, or
 /// read back from disk.
@@ -20,6 +58,242 @@ pub struct WalRecord {
     pub record: Record,
 }
 
-/// Figures of one WAL since the process started.
-#[derive(Clone, Debug, Default)]
-pub struct WalMetrics {}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Active,
+    /// An adopted directory that no shard of its own has: dispatched, never appended to, then removed (E18).
+    Drain,
+}
+
+/// How a WAL is opened.
+#[derive(Clone)]
+pub struct WalOptions {
+    pub disk: Disk,
+    /// `ingress/<n>` in the data directory.
+    pub dir: PathBuf,
+    pub dir_number: u32,
+    /// Random, made at first start, kept in the data directory (E2).
+    pub store_id: u64,
+    /// A multiple of 4096, at least 8192.
+    pub segment_bytes: u64,
+    /// Bound of staging memory; at least 4 MiB are used.
+    pub staging_bytes_max: usize,
+    pub mode: Mode,
+}
+
+impl WalOptions {
+    pub fn new(disk: Disk, dir: PathBuf, dir_number: u32, store_id: u64) -> WalOptions {
+        let (segment_bytes, staging_bytes_max) = (64 << 20, 64 << 20);
+        WalOptions { disk, dir, dir_number, store_id, segment_bytes, staging_bytes_max, mode: Mode::Active }
+    }
+}
+
+/// One ingress WAL. A cheap handle; its tasks go on until [`Wal::close`].
+#[derive(Clone)]
+pub struct Wal {
+    inner: Rc<Inner>,
+}
+
+pub(crate) struct Inner {
+    folder: Folder,
+    mode: Mode,
+    segment_bytes: u64,
+    checkpoint_file: File,
+    state: RefCell<State>,
+    /// Something was staged, or a write came back.
+    wake_flusher: Notify,
+    /// A checkpoint was stored, or the log closes.
+    wake_keeper: Notify,
+    /// `durable_next` moved.
+    durable: Notify,
+    /// Anything that somebody may wait for has happened: a group landed or failed, a task ended.
+    progress: Notify,
+}
+
+pub(crate) struct State {
+    staging: Staging,
+    /// Segments that hold records, oldest first; the last one is active.
+    chain: VecDeque<Rc<Segment>>,
+    spares: VecDeque<Rc<Segment>>,
+    next_number: u64,
+    preparing: bool,
+    /// A failed preparation is not tried again before.
+    prepare_not_before: Instant,
+    /// Why every append is refused.
+    latched: Option<String>,
+    /// Our own write failed: nothing is written any more. A latch from outside lets what is staged finish (E11).
+    broken: bool,
+    closing: bool,
+    flusher_ended: bool,
+    rotate: bool,
+    rotation_armed: bool,
+    last_append: Instant,
+    checkpoint: CheckpointState,
+    on_latched: Vec<Rc<dyn Fn(&str)>>,
+    topics: Topics,
+    metrics: WalMetrics,
+}
+
+impl Wal {
+    /// Recovers the directory and makes it ready: E4, E5, E6. A new one gets its first segment prepared (E9).
+    /// Takes as long as reading the undispatched segments takes.
+    pub async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
+        open::open(options).await
+    }
+
+    /// Appends `records` with consecutive sequence numbers and waits until the last of them is durable.
+    ///
+    /// They are staged together at the first poll, or not at all. From there on the outcome is the true one, and it
+    /// comes about even if this future is dropped: a record may be delivered although nobody heard of it.
+    pub async fn append(&self, records: &[NewWalRecord<'_>]) -> Result<Range<u64>, AppendError> {
+        /// Far more turns of staging memory than the largest batch needs, should others keep taking it first.
+        const TURNS_MAX: usize = 64;
+        if records.is_empty() {
+            let next = self.inner.state.borrow().staging.next_seq;
+            return Ok(next..next);
+        }
+        for _ in 0..TURNS_MAX {
+            match self.inner.stage(records)? {
+                Some((seqs, outcome)) => return outcome.wait().await.map(|()| seqs),
+                None => self.inner.progress.notified().await,
+            }
+        }
+        self.inner.state.borrow_mut().metrics.appends_exhausted += 1;
+        Err(AppendError::MemoryExhausted)
+    }
+
+    /// Refuses every append from now on, for good: a write or sync of unknown outcome happened somewhere on this
+    /// node (E11). What is staged is still written and truthfully answered.
+    pub fn latch(&self, cause: &str) {
+        self.inner.state.borrow_mut().latched.get_or_insert_with(|| cause.to_owned());
+    }
+
+    /// Why appends are refused, once latched.
+    pub fn failed(&self) -> Option<String> {
+        self.inner.state.borrow().latched.clone()
+    }
+
+    /// Calls `f` with the cause when a write of this WAL latches it, so that the node's other WALs can be latched.
+    pub fn on_latched(&self, f: Box<dyn Fn(&str)>) {
+        self.inner.state.borrow_mut().on_latched.push(Rc::from(f));
+    }
+
+    /// Refuses new appends, waits until everything staged has its outcome, the checkpoint is synced and nothing of
+    /// this WAL is being written any more.
+    pub async fn close(&self) {
+        self.inner.state.borrow_mut().closing = true;
+        self.inner.wake_flusher.notify_one();
+        self.inner.wake_keeper.notify_one();
+        loop {
+            let progress = self.inner.progress.notified();
+            let done = {
+                let state = self.inner.state.borrow();
+                state.staging.is_idle() && state.flusher_ended && !state.preparing && !state.checkpoint.kept
+            };
+            if done {
+                return;
+            }
+            progress.await;
+        }
+    }
+
+    /// Removes a drained directory (E18): it gets another name first, so that it is never found half there.
+    /// Refused unless everything is dispatched. The handle is of no use afterwards.
+    pub async fn remove_drained(&self) -> io::Result<()> {
+        if self.inner.mode != Mode::Drain || !self.fully_dispatched() {
+            let text = format!("{} is not a drained WAL directory", self.inner.folder.dir.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        self.close().await;
+        let Folder { disk, dir, dir_number, .. } = &self.inner.folder;
+        let ingress = dir.parent().unwrap_or(dir);
+        disk.rename(dir, &ingress.join(format!("{dir_number}.drained"))).await?;
+        disk.sync_dir(ingress).await?;
+        open::remove_drained_remains(disk, ingress).await.map(|_| ())
+    }
+
+    /// Finishes removals of drained directories that a crash interrupted. To be called at start, with `ingress/`.
+    pub async fn remove_drained_remains(disk: &Disk, ingress: &Path) -> io::Result<usize> {
+        open::remove_drained_remains(disk, ingress).await
+    }
+
+    pub fn metrics(&self) -> WalMetrics {
+        let (backlog_records, live_bytes) = (self.backlog_records(), self.live_bytes());
+        let mut state = self.inner.state.borrow_mut();
+        let mut metrics = state.metrics.clone();
+        metrics.groups_dropped = state.staging.groups_dropped;
+        metrics.failed = state.latched.is_some();
+        metrics.backlog_records = backlog_records;
+        metrics.live_bytes = live_bytes;
+        metrics.segments = state.chain.len() as u64;
+        metrics.spares = state.spares.len() as u64;
+        metrics.staging_bytes = state.staging.bytes_allocated() as u64;
+        metrics.staging_chunks_free = state.staging.chunks_free() as u64;
+        metrics
+    }
+
+    /// Records that a restart would dispatch: the durable end minus the stored checkpoint.
+    pub fn backlog_records(&self) -> u64 {
+        let state = self.inner.state.borrow();
+        state.staging.durable_next.saturating_sub(state.checkpoint.written)
+    }
+
+    /// Bytes of the segments that hold records and were not reclaimed; an idle WAL comes down to less than 1 MiB.
+    pub fn live_bytes(&self) -> u64 {
+        let state = self.inner.state.borrow();
+        state.chain.iter().map(|segment| segment.tail.get() - frame::BLOCK_BYTES).sum()
+    }
+
+    /// Everything in the directory is dispatched, and the checkpoint that says so is on disk.
+    pub fn fully_dispatched(&self) -> bool {
+        let state = self.inner.state.borrow();
+        state.staging.is_idle() && state.checkpoint.synced >= state.staging.durable_next
+    }
+}
+
+/// Sequence numbers of an append, and what will become of its last group.
+type StagedSeqs = (Range<u64>, Rc<Outcome>);
+
+impl Inner {
+    /// Stages an append; `None` when memory is short for the moment.
+    fn stage(self: &Rc<Inner>, records: &[NewWalRecord<'_>]) -> Result<Option<StagedSeqs>, AppendError> {
+        let mut guard = self.state.borrow_mut();
+        let state = &mut *guard;
+        if let Some(cause) = &state.latched {
+            return Err(AppendError::LogFailed(cause.clone()));
+        }
+        if state.closing || self.mode == Mode::Drain {
+            let dir = self.folder.dir.display();
+            return Err(AppendError::Unavailable(format!("ingress WAL {dir} takes no records: it is being closed")));
+        }
+        let State { staging, spares, next_number, .. } = state;
+        let staged = staging.stage(records, self.segment_bytes, &mut |_| {
+            spares.pop_front().unwrap_or_else(|| {
+                // No spare: the flusher makes this one without preparing it (E9).
+                *next_number += 1;
+                Rc::new(Segment::planned(&self.folder, *next_number - 1, self.segment_bytes, false))
+            })
+        });
+        match staged {
+            Ok(Staged::Yes { seqs, outcome }) => {
+                state.last_append = rt::now();
+                self.wake_flusher.notify_one();
+                let wants_spare = state.staging.target_bytes() > self.segment_bytes / 2
+                    && state.spares.is_empty()
+                    && !state.preparing
+                    && state.last_append >= state.prepare_not_before;
+                state.preparing |= wants_spare;
+                drop(guard);
+                if wants_spare {
+                    self.start_preparing();
+                }
+                Ok(Some((seqs, outcome)))
+            }
+            Ok(Staged::NoRoomYet) => Ok(None),
+            Err(error) => {
+                state.metrics.appends_exhausted += u64::from(error == AppendError::MemoryExhausted);
+                Err(error)
+            }
+        }
+    }
+}
