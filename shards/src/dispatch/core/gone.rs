@@ -131,8 +131,12 @@ impl Core {
         let queue = self.take_queue(id);
         let mut records = 0;
         for entry in queue {
-            records += u64::from(self.marks.get(entry.seq) != Some(Mark::Done));
             self.release(&entry);
+            if entry.named {
+                self.give_back(entry.home, entry.seq); // its topic is whoever has the name next
+                continue;
+            }
+            records += u64::from(self.marks.get(entry.seq) != Some(Mark::Done));
             self.marks.set(entry.seq, Mark::Done);
             self.unref(entry.home);
         }

@@ -26,7 +26,7 @@ use crate::meta::{Address, NodeId, Snapshot};
 use crate::peer::Record;
 use crate::rt::Instant;
 use gone::Verdicts;
-use lane::{Key, LaneId, Lanes, Ready};
+use lane::{Key, Lane, LaneId, Lanes, Ready};
 use marks::{Mark, Marks};
 use place::Pass;
 
@@ -337,6 +337,20 @@ impl Core {
         metrics
     }
 
+    /// What is still owed, for the message of a failed test.
+    #[cfg(test)]
+    pub fn describe(&self) -> String {
+        let owing = self.lanes.iter().filter(|lane| !lane.is_empty());
+        owing.fold(format!("pass {:?}, rescan at {:?}\n", self.pass, self.rescan_at), |text, lane| {
+            let seqs: Vec<u64> = lane.queue.iter().map(|entry| entry.seq).collect();
+            let Lane { key, skipped, refs, live, address, ready, timer, failing, flight, .. } = lane;
+            text + &format!(
+                "{key:?} skipped {skipped} refs {refs} live {live} {address:?} {ready:?} timer {timer:?} queue {seqs:?} \
+                 failing {failing:?} flight {flight:?}\n"
+            )
+        })
+    }
+
     // Bounds.
 
     /// Records that may be held, by the fan-out of the moment.
@@ -379,7 +393,7 @@ impl Core {
             Some(meta) => meta.name.clone(),
             None => Arc::from(topic),
         };
-        let id = self.lanes.insert(lane::Lane::new(Key::Of(destination), topic));
+        let id = self.lanes.insert(Lane::new(Key::Of(destination), topic));
         self.look_up(id);
         id
     }

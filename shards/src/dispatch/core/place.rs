@@ -142,7 +142,10 @@ impl Core {
             Key::Of(_) => lane.live.then_some(home),
             Key::Named(topic, partition) => {
                 let (topic, partition) = (topic.clone(), *partition);
-                let incarnation = self.snapshot.topic(&topic)?.incarnation;
+                let meta = self.snapshot.topic(&topic)?;
+                let incarnation = meta.incarnation;
+                // The name may have come back with fewer partitions; the record must not wait for one for ever.
+                let partition = partition % meta.partitions.max(1);
                 Some(self.lane_of(Destination { incarnation, partition }, &topic))
             }
         }

@@ -243,7 +243,7 @@ impl Core {
         let life = self.lanes[id].life();
         self.lanes[id].failing = None;
         self.lanes[id].last_error = Some(error.clone());
-        let over = self.is_over(&life);
+        let over = !flight.first.named && self.is_over(&life);
         for (seq, home) in flight.seqs {
             if !over {
                 self.give_back(home, seq);
@@ -255,7 +255,7 @@ impl Core {
             }
             self.unref(home);
         }
-        if over {
+        if self.is_over(&life) {
             self.discard_queue(id);
         } else {
             self.return_queue(id);

@@ -930,3 +930,22 @@ fn a_commit_of_fewer_records_than_were_sent_is_no_success() {
         ",
     );
 }
+
+#[test]
+fn format_1_records_do_not_go_with_the_incarnation_they_were_queued_for() {
+    run("
+        topic orders 1 1 on 0/0
+        append 1 orders/0
+        > commit orders/0 [1] to 0/0 (30s)
+        append 2 orders/0
+        append 3 orders/0 v1
+        topic orders 2 1 on 0/0
+        > ask orders 1
+        gone orders 1
+        > discarded orders 1/0 queue of 1
+        tick 1s
+        > hung #1/0 1
+        > rescan 3
+        > commit orders/0 [3] to 0/0 (30s) by name
+    ");
+}
