@@ -53,11 +53,6 @@ impl Verdicts {
     pub fn forget_expired(&mut self, now: Instant) {
         self.known.retain(|_, verdict| !verdict.expired(now));
     }
-
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        self.known.len()
-    }
 }
 
 impl Verdict {
@@ -88,6 +83,7 @@ impl Core {
                 self.wanting.insert(id);
             } else {
                 self.return_queue(id);
+                self.lanes[id].ask_again_at = Some(self.now + UNCONFIRMED_FOR);
             }
             self.refresh(id);
             self.drop_if_done(id);

@@ -113,6 +113,8 @@ pub(crate) struct Lane {
     /// Refused a rerouted record because it was full.
     pub overflowed: bool,
     pub last_error: Option<Arc<str>>,
+    /// The end of its topic was not confirmed.
+    pub ask_again_at: Option<Instant>,
 }
 
 impl Lane {
@@ -137,6 +139,7 @@ impl Lane {
             sibling: None,
             overflowed: false,
             last_error: None,
+            ask_again_at: None,
         }
     }
 

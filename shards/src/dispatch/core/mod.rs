@@ -445,6 +445,10 @@ impl Core {
         if expire {
             self.expire(id);
         }
+        if self.lanes[id].ask_again_at.is_some_and(|at| at <= now) {
+            self.lanes[id].ask_again_at = None;
+            self.want(id);
+        }
         if self.lanes[id].address.is_none() {
             self.look_up(id);
         }
@@ -525,7 +529,7 @@ impl Core {
         let lookup = unresolved.then_some(self.now + LOOKUP_EVERY);
         // An armed look-up is not pushed back by every record that joins the queue.
         let lookup = lookup.map(|at| lane.timer.filter(|armed| *armed > self.now).map_or(at, |armed| armed.min(at)));
-        [flight, retry, reroute, lookup].into_iter().flatten().min()
+        [flight, retry, reroute, lookup, lane.ask_again_at].into_iter().flatten().min()
     }
 
     /// A lane whose topic has gone may have become empty.

@@ -22,7 +22,6 @@ struct Open {
     id: CommitId,
     destination: Destination,
     topic: String,
-    by_name: bool,
     seqs: Vec<u64>,
     sent: Instant,
     budget: Duration,
@@ -352,8 +351,7 @@ impl World {
             }
         }
         let topic = batch.topic.to_string();
-        let by_name = batch.accepted_under.is_none();
-        self.open.push(Open { id, destination, topic, by_name, seqs, sent: self.now, budget: batch.budget });
+        self.open.push(Open { id, destination, topic, seqs, sent: self.now, budget: batch.budget });
     }
 
     fn known_partitions(&self, destination: Destination) -> u32 {
