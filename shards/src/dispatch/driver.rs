@@ -1,0 +1,318 @@
+//! Runs the core: reads for it, commits for it, asks for it, and tells it the time.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::core::{Action, CommitId, Core, Limits, Report, TopicLife};
+use super::{DispatchMetrics, ReadBack, ReadLimit, Source};
+use crate::api::{MetaCommand, MetaReply};
+use crate::meta::{Address, NodeId, Snapshot};
+use crate::peer::{Carrier, CommitBatch, CommitError, Committed, Reply, Request};
+use crate::rt::sync::{Notified, Notify};
+use crate::rt::{self, Instant, Queue};
+
+/// What the dispatcher needs of its shard.
+pub trait Environment {
+    fn snapshot(&self) -> Arc<Snapshot>;
+
+    /// `notify_all` after a newer snapshot is in place, or after membership changed its mind about a node.
+    fn changed(&self) -> Notify;
+
+    /// Carries commits to their owners and questions to the control thread.
+    fn carrier(&self) -> Rc<dyn Carrier>;
+
+    /// Address of the control thread.
+    fn control(&self) -> Address;
+
+    /// Whether membership reports a node alive.
+    fn alive(&self, node: NodeId) -> bool;
+}
+
+/// Something that a task of the dispatcher has to tell its loop.
+enum Event {
+    Landed(CommitId, Result<Committed, CommitError>),
+    New(io::Result<ReadBack>),
+    Skipped(io::Result<ReadBack>),
+    Gone(TopicLife, bool),
+}
+
+struct Shared {
+    source: Rc<dyn Source>,
+    environment: Rc<dyn Environment>,
+    core: RefCell<Core>,
+    events: RefCell<VecDeque<Event>>,
+    wake: Notify,
+    stopping: Cell<bool>,
+    stopped: Cell<bool>,
+    progress: Notify,
+}
+
+/// The dispatcher of one WAL directory (E18), running as a task of its shard.
+pub struct Dispatcher {
+    shared: Rc<Shared>,
+}
+
+impl Dispatcher {
+    /// Starts draining at the source's checkpoint.
+    pub fn start(source: Rc<dyn Source>, environment: Rc<dyn Environment>, limits: Limits) -> Dispatcher {
+        let core = Core::new(limits, source.recovered_checkpoint(), environment.snapshot(), rt::now());
+        let shared = Rc::new(Shared {
+            source,
+            environment,
+            core: RefCell::new(core),
+            events: RefCell::default(),
+            wake: Notify::new(),
+            stopping: Cell::new(false),
+            stopped: Cell::new(false),
+            progress: Notify::new(),
+        });
+        rt::spawn(Queue::Foreground, run(shared.clone()));
+        Dispatcher { shared }
+    }
+
+    /// Sends nothing more and waits for the commits in flight, at most until they count as hung (1 s). What is not
+    /// done by then is dispatched after the next start.
+    pub async fn stop(&self) {
+        self.shared.stopping.set(true);
+        self.shared.wake.notify_one();
+        self.wait(|shared| shared.stopped.get()).await;
+    }
+
+    /// Waits until every record that is durable by then is done: an adopted directory can be removed (E18).
+    pub async fn drained(&self) {
+        self.wait(|shared| {
+            shared.core.borrow().drained() && shared.core.borrow().checkpoint() >= shared.source.durable_next()
+        })
+        .await;
+    }
+
+    async fn wait(&self, reached: impl Fn(&Shared) -> bool) {
+        loop {
+            let progress = self.shared.progress.notified();
+            if reached(&self.shared) {
+                return;
+            }
+            progress.await;
+        }
+    }
+
+    pub fn metrics(&self) -> DispatchMetrics {
+        self.shared.core.borrow().metrics()
+    }
+
+    /// First sequence number that is not done.
+    pub fn checkpoint(&self) -> u64 {
+        self.shared.core.borrow().checkpoint()
+    }
+}
+
+async fn run(shared: Rc<Shared>) {
+    let durable = shared.source.durable_advanced();
+    let changed = shared.environment.changed();
+    loop {
+        // Listening starts before looking: what happens in between wakes the wait below.
+        let (durable, changed, wake) = (durable.notified(), changed.notified(), shared.wake.notified());
+        let mut acted = true;
+        while acted {
+            acted = turn(&shared);
+        }
+        shared.progress.notify_all();
+        if shared.stopping.get() && !shared.core.borrow().settling() {
+            shared.stopped.set(true);
+            shared.progress.notify_all();
+            return;
+        }
+        let timer = shared.core.borrow().next_timer();
+        wait_for_any(durable, changed, wake, timer).await;
+    }
+}
+
+async fn wait_for_any(durable: Notified, changed: Notified, wake: Notified, timer: Option<Instant>) {
+    let (mut durable, mut changed, mut wake) = (durable, changed, wake);
+    let mut timer = timer.map(rt::sleep_until);
+    std::future::poll_fn(move |cx| {
+        let notified = [&mut durable, &mut changed, &mut wake].map(|event| Pin::new(event).poll(cx).is_ready());
+        let due = timer.as_mut().is_some_and(|timer| Pin::new(timer).poll(cx).is_ready());
+        match due || notified.contains(&true) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Tells the core all that happened and carries out what it wants. True when there may be more to do at once.
+fn turn(shared: &Rc<Shared>) -> bool {
+    tell(shared);
+    shared.core.borrow_mut().pump();
+    let mut acted = false;
+    loop {
+        let action = shared.core.borrow_mut().next_action();
+        let Some(action) = action else { return acted };
+        acted = true;
+        match action {
+            Action::ReadNew { from, until, limit } => read_new(shared, from, until, limit),
+            Action::ReadSkipped { from, until, limit } => {
+                let shared = shared.clone();
+                rt::spawn(Queue::Foreground, async move {
+                    let wants = |seq| shared.core.borrow().wants(seq);
+                    let read = shared.source.read_disk(from, until, limit, &wants).await;
+                    shared.happened(Event::Skipped(read));
+                });
+            }
+            Action::Commit { id, to, batch } => {
+                let shared = shared.clone();
+                rt::spawn(Queue::Foreground, async move {
+                    let result = commit(&*shared.environment, to, batch).await;
+                    shared.happened(Event::Landed(id, result));
+                });
+            }
+            Action::StoreCheckpoint(seq) => shared.source.store_checkpoint(seq),
+            Action::AskGone(life) => {
+                let shared = shared.clone();
+                rt::spawn(Queue::Foreground, async move {
+                    let gone = ask_gone(&*shared.environment, &life).await;
+                    shared.happened(Event::Gone(life, gone));
+                });
+            }
+            Action::Report(report) => log(&report),
+        }
+    }
+}
+
+fn tell(shared: &Rc<Shared>) {
+    let mut core = shared.core.borrow_mut();
+    core.advance(rt::now());
+    core.install(shared.environment.snapshot());
+    let nodes: Vec<(NodeId, bool)> = core.nodes().iter().map(|n| (*n, shared.environment.alive(*n))).collect();
+    for (node, alive) in nodes {
+        core.liveness(node, alive);
+    }
+    loop {
+        let event = shared.events.borrow_mut().pop_front();
+        match event {
+            None => break,
+            Some(Event::Landed(id, result)) => core.landed(id, result),
+            Some(Event::Gone(life, gone)) => core.gone(life, gone),
+            Some(Event::New(Ok(read))) => core.new_records(read, false),
+            Some(Event::Skipped(Ok(read))) => core.skipped_records(read),
+            Some(Event::New(Err(error))) => {
+                log_read_error(&error);
+                core.read_failed(true);
+            }
+            Some(Event::Skipped(Err(error))) => {
+                log_read_error(&error);
+                core.read_failed(false);
+            }
+        }
+    }
+    core.durable(shared.source.durable_next());
+    if shared.source.staging_low() {
+        core.staging_low();
+    }
+    if shared.stopping.get() {
+        core.stop();
+    }
+}
+
+impl Shared {
+    fn happened(&self, event: Event) {
+        self.events.borrow_mut().push_back(event);
+        self.wake.notify_one();
+    }
+}
+
+/// New records come from staging memory while they are still there, else from disk.
+fn read_new(shared: &Rc<Shared>, from: u64, until: u64, limit: ReadLimit) {
+    if let Some(read) = shared.source.read_memory(from, limit) {
+        return shared.core.borrow_mut().new_records(read, true);
+    }
+    let shared = shared.clone();
+    rt::spawn(Queue::Foreground, async move {
+        let read = shared.source.read_disk(from, until, limit, &|_| true).await;
+        shared.happened(Event::New(read));
+    });
+}
+
+/// Runs to the reply, however late: the batch's buffers are lent to the owner until then (E21).
+async fn commit(environment: &dyn Environment, to: Address, batch: CommitBatch) -> Result<Committed, CommitError> {
+    let carrier = environment.carrier();
+    match carrier.call(to, Request::Commit(batch)).await {
+        Ok(Reply::Commit(result)) => result,
+        Ok(_) => Err(CommitError::Unreachable("the owner answered something else than a commit".into())),
+        Err(lost) => Err(CommitError::Unreachable(lost.0)),
+    }
+}
+
+/// Anything but a plain yes leaves the records where they are (lesson N11).
+async fn ask_gone(environment: &dyn Environment, life: &TopicLife) -> bool {
+    let carrier = environment.carrier();
+    let question = MetaCommand::ConfirmGone { name: life.topic.to_string(), incarnation: life.incarnation };
+    matches!(carrier.call(environment.control(), Request::Meta(question)).await, Ok(Reply::Meta(MetaReply::Gone)))
+}
+
+fn log_read_error(error: &io::Error) {
+    tracing::error!(%error, "ingress WAL cannot be read back; dispatch tries again in 1 s, records stay in the WAL");
+}
+
+fn log(report: &Report) {
+    let id = |life: &TopicLife| life.incarnation.map(|id| id.to_string()).unwrap_or_default();
+    match report {
+        Report::Discarded { life, partition, seq, replaced: true, error: None } => tracing::warn!(
+            topic = &*life.topic,
+            topic_id = id(life),
+            partition,
+            seq,
+            "discarding undispatched record of a deleted topic incarnation"
+        ),
+        Report::Discarded { life, partition, seq, error, .. } => tracing::warn!(
+            topic = &*life.topic,
+            topic_id = id(life),
+            partition,
+            seq,
+            error = error.as_deref(),
+            "discarding undispatched record for deleted topic"
+        ),
+        Report::DiscardedQueue { life, partition, records } => tracing::warn!(
+            topic = &*life.topic,
+            topic_id = id(life),
+            partition,
+            records,
+            "discarding undispatched produce records for deleted topic"
+        ),
+        Report::Refused { topic, destination, records, error } => tracing::warn!(
+            topic = &**topic, topic_id = %destination.incarnation, partition = destination.partition, records, %error,
+            "owner refused produce records accepted for another topic incarnation; checking them again"
+        ),
+        Report::Failing { topic, destination, address, error } => tracing::warn!(
+            topic = &**topic, partition = destination.partition, node = address.node.0, shard = address.shard, %error,
+            "produce commit failed; the partition is tried again once a second with one record"
+        ),
+        Report::Rerouting { topic, destination } => tracing::warn!(
+            topic = &**topic,
+            partition = destination.partition,
+            "produce commits keep failing; records go to a sibling partition until one succeeds"
+        ),
+        Report::Recovered { topic, destination } => {
+            tracing::info!(topic = &**topic, partition = destination.partition, "produce commits succeed again")
+        }
+        Report::Hung { topic, destination, address, records } => tracing::warn!(
+            topic = &**topic,
+            partition = destination.partition,
+            node = address.node.0,
+            shard = address.shard,
+            records,
+            "produce commit has not been answered for 1 s; the partition takes no new records until it is"
+        ),
+        Report::Missing { seq } => tracing::error!(
+            seq,
+            "ingress WAL did not hand over a durable record; dispatch cannot pass it and tries again in 1 s"
+        ),
+    }
+}
