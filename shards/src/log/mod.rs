@@ -1,6 +1,51 @@
 //! Partition log: segments, frames, commit with read-back, recovery, reads.
+//!
+//! Pure parts: `frame` and `segment` (what lies on disk), `scan` and `recovery` (what is found there), `hwm`, `cache`.
+//! Drivers over them: [`PartitionLog`] (`open`, `append`, `space`, `read`), [`Combiner`] in front of it, and
+//! [`TopicDirectories`], which decides whether a directory belongs to the live topic at all.
+//!
+//! A record's way: `Combiner::commit` queues its batch; one cycle at a time drains the queue, checks that the
+//! partition, the topic and the callers are still there, and hands the run to `append`, which encodes it, writes it
+//! durably, reads it back from the device, checks it, and moves the high watermark. Nothing else makes a record visible.
+
+mod append;
+mod cache;
+mod combiner;
+mod directory;
+mod frame;
+mod hwm;
+mod open;
+mod partition;
+mod read;
+mod recovery;
+mod scan;
+mod section;
+mod segment;
+mod shared;
+mod space;
+
+#[cfg(test)]
+mod combiner_tests;
+#[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod directory_tests;
+#[cfg(test)]
+mod partition_tests;
+#[cfg(test)]
+mod recovery_tests;
+#[cfg(test)]
+mod testing;
 
 use crate::io::Slice;
+use crate::metrics::Histogram;
+
+pub use cache::FrameCache;
+pub use combiner::{Combiner, CommitGate, Resolved, Standing};
+pub use directory::{DirectoryError, Marker, Retire, TopicDirectories, TopicEntry, TopicKind};
+pub use open::{closed_boundary, OpenError};
+pub use partition::PartitionLog;
+pub use shared::LogShared;
 
 /// A committed record.
 #[derive(Clone, Debug)]
@@ -26,4 +71,60 @@ pub enum ReadError {
     Unreadable,
     /// The disk refused: transient (S93).
     Io(String),
+}
+
+/// How frames are stored. Read per frame, so a log may mix them (S22).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    None,
+    /// zstd at this level; a frame that does not get shorter is stored as it is.
+    Zstd(i32),
+}
+
+#[derive(Clone, Debug)]
+pub struct LogOptions {
+    /// Cap of a segment, header included; rounded down to a block, at least 64 KiB (S14).
+    pub segment_bytes: u64,
+    pub codec: Codec,
+    /// A segment whose oldest record is older is rolled before the next write (S16, S68). 0: never.
+    pub roll_age_ms: u64,
+}
+
+impl Default for LogOptions {
+    fn default() -> LogOptions {
+        LogOptions { segment_bytes: 64 << 20, codec: Codec::None, roll_age_ms: 0 }
+    }
+}
+
+/// Durations of one log's writes, in microseconds.
+#[derive(Clone, Debug)]
+pub struct LogLatencies {
+    /// The durable write of a commit: flush and sync are one operation.
+    pub durable_write_us: Histogram,
+    /// Reading the blocks back and checking them.
+    pub read_back_us: Histogram,
+}
+
+/// What happened to one log since it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct LogMetrics {
+    /// `None` before the first commit.
+    pub latencies: Option<Box<LogLatencies>>,
+    pub commits: u64,
+    pub commits_failed: u64,
+    pub records: u64,
+    /// Keys and payloads.
+    pub body_bytes: u64,
+    /// Bytes sent to the device by commits, rewritten tail blocks and padding included.
+    pub written_bytes: u64,
+    pub rolls: u64,
+    /// Commits that had to claim space themselves because the background had not yet.
+    pub claims_inline: u64,
+    /// Commits whose blocks came back from the device different (E14).
+    pub read_back_mismatches: u64,
+    /// Places where records that were once synced could not be read any more (S57, S94). Never raised by a power cut.
+    pub damage_found: u64,
+    /// Bytes of an interrupted commit that were cut at open.
+    pub torn_bytes_cut: u64,
+    pub disk_reads: u64,
 }

@@ -1,0 +1,293 @@
+//! Topic directories: does what lies under a name belong to the live topic? (storage 2.1, 2.2)
+//!
+//! A directory is served only if its marker carries the incarnation of the topic's record. One of another incarnation
+//! is set aside under `<name>.stale-<id>`, never served, and removed only once the caller has had it confirmed that the
+//! incarnation is gone (S10). A directory of several shards is one directory: set it aside, stamp or purge it from one
+//! task at a time.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::io::{Caching, Disk, Entry, Open, Slice};
+use crate::meta::Incarnation;
+use crate::peer::LocalBoxFuture;
+
+const MARKER: &str = "incarnation";
+const MARKER_UNFINISHED: &str = "incarnation.tmp";
+const MARKER_BYTES: usize = 17;
+const NAME_BYTES_MAX: usize = 200;
+
+/// Why a topic's directory cannot be used. Concerns that topic alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DirectoryError {
+    /// The name must not become part of a path (lesson N75.3).
+    BadName(String),
+    Io(String),
+    /// There are files whose incarnation nobody knows: they are neither served nor overwritten (lesson D5.2).
+    InDoubt(String),
+}
+
+impl fmt::Display for DirectoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DirectoryError::BadName(text) | DirectoryError::Io(text) | DirectoryError::InDoubt(text) => {
+                f.write_str(text)
+            }
+        }
+    }
+}
+
+impl std::error::Error for DirectoryError {}
+
+/// What the marker of a topic's directory says, compared with the topic's record (S5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marker {
+    /// Nothing is stored under the name; at most an empty directory that a crash left unstamped.
+    Absent,
+    Matches,
+    Different(Incarnation),
+}
+
+/// What lies in the topics directory under one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicEntry {
+    pub topic: String,
+    pub path: PathBuf,
+    pub kind: TopicKind,
+    /// Partition directories, ascending.
+    pub partitions: Vec<u32>,
+    /// Partition copies that were set aside, with their size: counted, never touched (S12).
+    pub quarantined: Vec<(String, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TopicKind {
+    Marked(Incarnation),
+    /// Set aside; may be removed once its incarnation is confirmed gone (S10).
+    Stale(Incarnation),
+    /// No readable marker: left in place until a start sweeps it (S13).
+    Unmarked,
+}
+
+/// What has to happen on the shard while a dead incarnation's directory is set aside.
+pub trait Retire {
+    /// Closes every open log under the name, before the directory is renamed (S6).
+    fn close_logs(&self, old: Incarnation) -> LocalBoxFuture<'_, ()>;
+    /// Drops leases, frontier and everything else that is in memory: after the rename, before a fresh directory
+    /// exists, so that no late ack can write a position into it (S7).
+    fn drop_state(&self, old: Incarnation);
+}
+
+/// The `topics` directory of a node.
+#[derive(Clone)]
+pub struct TopicDirectories {
+    disk: Disk,
+    root: PathBuf,
+}
+
+fn failed(what: &str, path: &Path, error: &io::Error) -> DirectoryError {
+    DirectoryError::Io(format!("cannot {what} {}: {error}", path.display()))
+}
+
+fn check_name(topic: &str) -> Result<(), DirectoryError> {
+    let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    let well_formed = (1..=NAME_BYTES_MAX).contains(&topic.len()) && topic.bytes().all(legal);
+    if well_formed && topic != "." && topic != ".." {
+        return Ok(());
+    }
+    Err(DirectoryError::BadName(format!("{topic:?} is no topic name: it must not become part of a path")))
+}
+
+fn stale_name(topic: &str, old: Incarnation) -> String {
+    format!("{topic}.stale-{old}")
+}
+
+fn parse_stale_name(name: &str) -> Option<(&str, Incarnation)> {
+    let (topic, id) = name.rsplit_once(".stale-")?;
+    Some((topic, Incarnation::parse(id)?))
+}
+
+fn parse_partition_name(name: &str) -> Option<u32> {
+    let digits = name.strip_prefix('p')?;
+    (digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok()).flatten()
+}
+
+impl TopicDirectories {
+    /// `root` is `<data directory>/topics`, which must exist.
+    pub fn new(disk: Disk, root: PathBuf) -> TopicDirectories {
+        TopicDirectories { disk, root }
+    }
+
+    /// Where a partition's log lives: `topics/<topic>/p<NNNNN>`. Creates nothing (S3).
+    pub fn partition_dir(&self, topic: &str, partition: u32) -> Result<PathBuf, DirectoryError> {
+        Ok(self.topic_dir(topic)?.join(format!("p{partition:05}")))
+    }
+
+    fn topic_dir(&self, topic: &str) -> Result<PathBuf, DirectoryError> {
+        check_name(topic)?;
+        Ok(self.root.join(topic))
+    }
+
+    /// Compares the directory under the name with the live incarnation, without changing anything (S5, S9).
+    pub async fn marker(&self, topic: &str, live: Incarnation) -> Result<Marker, DirectoryError> {
+        let dir = self.topic_dir(topic)?;
+        let Some(entries) = self.list(&dir).await? else { return Ok(Marker::Absent) };
+        if !entries.iter().any(|entry| entry.name == MARKER) {
+            if entries.iter().all(|entry| entry.name == MARKER_UNFINISHED) {
+                return Ok(Marker::Absent);
+            }
+            return Err(DirectoryError::InDoubt(format!(
+                "{} has no incarnation marker but holds files: move them away, or restore the marker",
+                dir.display()
+            )));
+        }
+        match self.read_marker(&dir).await? {
+            Some(found) if found == live => Ok(Marker::Matches),
+            Some(found) => Ok(Marker::Different(found)),
+            None => Err(DirectoryError::InDoubt(format!(
+                "{} is damaged: it must hold 16 hex digits. Restore it, or move the directory away",
+                dir.join(MARKER).display()
+            ))),
+        }
+    }
+
+    /// Makes the directory under the name the live incarnation's: as it is, or fresh and stamped durably before it is
+    /// used, after an old one was set aside (S5 to S7).
+    pub async fn prepare(&self, topic: &str, live: Incarnation, retire: &dyn Retire) -> Result<(), DirectoryError> {
+        match self.marker(topic, live).await? {
+            Marker::Matches => Ok(()),
+            Marker::Absent => self.stamp(topic, live).await,
+            Marker::Different(old) => {
+                retire.close_logs(old).await;
+                tracing::error!(topic, %old, %live,
+                    "topic directory belongs to another incarnation; set aside and not served");
+                self.set_aside(topic, old).await?;
+                retire.drop_state(old);
+                self.stamp(topic, live).await
+            }
+        }
+    }
+
+    /// Removes the directory of a deleted incarnation, and what was set aside of it. Anything else under the name is
+    /// left alone. The caller has it confirmed that the incarnation is gone, and has closed its logs.
+    pub async fn purge(&self, topic: &str, gone: Incarnation) -> Result<(), DirectoryError> {
+        let dir = self.topic_dir(topic)?;
+        if self.list(&dir).await?.is_some() && self.read_marker(&dir).await? == Some(gone) {
+            // Renamed first, so that a crash in the middle leaves no half of a directory under a live name.
+            self.set_aside(topic, gone).await?;
+        }
+        self.remove_stale(topic, gone).await
+    }
+
+    /// Removes what was set aside of an incarnation that is confirmed gone (S10). One that is absent is no error.
+    pub async fn remove_stale(&self, topic: &str, gone: Incarnation) -> Result<(), DirectoryError> {
+        check_name(topic)?;
+        let path = self.root.join(stale_name(topic, gone));
+        if self.list(&path).await?.is_none() {
+            return Ok(());
+        }
+        match self.read_marker(&path).await? {
+            Some(found) if found == gone => {}
+            _ => {
+                return Err(DirectoryError::InDoubt(format!(
+                    "{} does not carry the incarnation of its name; left in place",
+                    path.display()
+                )))
+            }
+        }
+        self.disk.remove_dir_all(&path).await.map_err(|e| failed("remove", &path, &e))?;
+        self.disk.sync_dir(&self.root).await.map_err(|e| failed("sync", &self.root, &e))
+    }
+
+    /// Everything under `topics`, in name order: for the sweep and the gauges at start (S10 to S13).
+    pub async fn inventory(&self) -> Result<Vec<TopicEntry>, DirectoryError> {
+        let mut found = Vec::new();
+        for entry in self.list(&self.root).await?.unwrap_or_default() {
+            if !entry.directory {
+                continue;
+            }
+            let path = self.root.join(&entry.name);
+            let name = entry.name.to_string_lossy().into_owned();
+            let marker = self.read_marker(&path).await?;
+            let (topic, kind) = match (parse_stale_name(&name), marker) {
+                // A live topic may bear such a name; its marker then states another id.
+                (Some((topic, old)), Some(marker)) if marker == old => (topic.to_owned(), TopicKind::Stale(old)),
+                (_, Some(marker)) => (name, TopicKind::Marked(marker)),
+                (_, None) => (name, TopicKind::Unmarked),
+            };
+            let mut entry = TopicEntry { topic, path, kind, partitions: Vec::new(), quarantined: Vec::new() };
+            self.take_stock(&mut entry).await?;
+            found.push(entry);
+        }
+        Ok(found)
+    }
+
+    async fn take_stock(&self, entry: &mut TopicEntry) -> Result<(), DirectoryError> {
+        for inner in self.list(&entry.path).await?.unwrap_or_default() {
+            let name = inner.name.to_string_lossy().into_owned();
+            if let Some(partition) = parse_partition_name(&name) {
+                entry.partitions.push(partition);
+            } else if name.contains(".quarantine") {
+                let files = self.list(&entry.path.join(&inner.name)).await?.unwrap_or_default();
+                entry.quarantined.push((name, files.iter().map(|file| file.bytes).sum()));
+            }
+        }
+        Ok(())
+    }
+
+    async fn set_aside(&self, topic: &str, old: Incarnation) -> Result<(), DirectoryError> {
+        let dir = self.topic_dir(topic)?;
+        let stale = self.root.join(stale_name(topic, old));
+        if self.list(&stale).await?.is_some() {
+            return Err(DirectoryError::InDoubt(format!(
+                "{} and {} claim the same incarnation; move one of them away",
+                dir.display(),
+                stale.display()
+            )));
+        }
+        self.disk.rename(&dir, &stale).await.map_err(|e| failed("set aside", &dir, &e))?;
+        self.disk.sync_dir(&self.root).await.map_err(|e| failed("sync", &self.root, &e))
+    }
+
+    /// Makes the directory and its marker durable, in this order: a directory without a marker is empty.
+    async fn stamp(&self, topic: &str, live: Incarnation) -> Result<(), DirectoryError> {
+        let dir = self.topic_dir(topic)?;
+        let stamped = async {
+            self.disk.create_dir(&dir).await?;
+            let unfinished = dir.join(MARKER_UNFINISHED);
+            let file = self.disk.open(&unfinished, Open::Create, Caching::Buffered).await?;
+            file.set_len(0).await?;
+            file.write_durable_at(0, Slice::copy_from(format!("{live}\n").as_bytes())).await?;
+            drop(file);
+            self.disk.rename(&unfinished, &dir.join(MARKER)).await?;
+            self.disk.sync_dir(&dir).await?;
+            self.disk.sync_dir(&self.root).await
+        };
+        stamped.await.map_err(|e| failed("stamp the topic directory", &dir, &e))
+    }
+
+    /// The id in a directory's marker; `None` when there is none that can be read as one.
+    async fn read_marker(&self, dir: &Path) -> Result<Option<Incarnation>, DirectoryError> {
+        let path = dir.join(MARKER);
+        let file = match self.disk.open(&path, Open::Existing, Caching::Buffered).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(|e| failed("open", &path, &e))?,
+        };
+        if file.len().await.map_err(|e| failed("measure", &path, &e))? != MARKER_BYTES as u64 {
+            return Ok(None);
+        }
+        let bytes = file.read_at(0, MARKER_BYTES).await.map_err(|e| failed("read", &path, &e))?;
+        let text = std::str::from_utf8(&bytes).ok().and_then(|text| text.strip_suffix('\n'));
+        Ok(text.and_then(Incarnation::parse))
+    }
+
+    /// Entries of a directory, `None` when it does not exist.
+    async fn list(&self, dir: &Path) -> Result<Option<Vec<Entry>>, DirectoryError> {
+        match self.disk.list(dir).await {
+            Ok(entries) => Ok(Some(entries)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("list", dir, &error)),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Markers, quarantine and inventory of topic directories.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::directory::{DirectoryError, Marker, Retire, TopicDirectories, TopicKind};
+use crate::io::sim::SimDisk;
+use crate::io::{Caching, Disk, Open, Slice};
+use crate::meta::Incarnation;
+use crate::peer::LocalBoxFuture;
+use crate::rt::sim;
+
+const OLD: Incarnation = Incarnation(0x01d);
+const NEW: Incarnation = Incarnation(0x2ef);
+
+/// Notes in which order it was called, and whether the directory existed then.
+struct Noted {
+    disk: Disk,
+    calls: Rc<RefCell<Vec<String>>>,
+}
+
+impl Retire for Noted {
+    fn close_logs(&self, old: Incarnation) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            let there = self.disk.list(Path::new("/topics/orders")).await.is_ok();
+            self.calls.borrow_mut().push(format!("close {old} there={there}"));
+        })
+    }
+
+    fn drop_state(&self, old: Incarnation) {
+        self.calls.borrow_mut().push(format!("drop {old}"));
+    }
+}
+
+async fn setup() -> (Disk, TopicDirectories, Noted) {
+    let disk = Disk::Sim(SimDisk::new(1));
+    disk.create_dir(Path::new("/topics")).await.expect("simulated");
+    let directories = TopicDirectories::new(disk.clone(), PathBuf::from("/topics"));
+    let noted = Noted { disk: disk.clone(), calls: Rc::default() };
+    (disk, directories, noted)
+}
+
+async fn write(disk: &Disk, path: &str, bytes: &[u8]) {
+    let file = disk.open(Path::new(path), Open::Create, Caching::Buffered).await.expect("simulated");
+    file.set_len(0).await.expect("simulated");
+    file.write_durable_at(0, Slice::copy_from(bytes)).await.expect("simulated");
+}
+
+async fn exists(disk: &Disk, path: &str) -> bool {
+    disk.list(Path::new(path)).await.is_ok()
+}
+
+#[test]
+fn s3_asking_for_a_path_creates_nothing() {
+    sim::run(1, async {
+        let (disk, directories, _) = setup().await;
+        let path = directories.partition_dir("orders", 7).expect("a legal name");
+        assert_eq!(path, Path::new("/topics/orders/p00007"));
+        assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Absent));
+        assert!(!exists(&disk, "/topics/orders").await);
+    });
+}
+
+#[test]
+fn s5_a_stamped_directory_is_served_to_its_incarnation_only() {
+    sim::run(1, async {
+        let (_, directories, noted) = setup().await;
+        directories.prepare("orders", NEW, &noted).await.expect("fresh");
+        assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches));
+        assert_eq!(directories.marker("orders", OLD).await, Ok(Marker::Different(NEW)));
+        directories.prepare("orders", NEW, &noted).await.expect("again");
+        assert!(noted.calls.borrow().is_empty());
+    });
+}
+
+#[test]
+fn s6_s7_another_incarnation_is_set_aside_in_this_order() {
+    sim::run(1, async {
+        let (disk, directories, noted) = setup().await;
+        directories.prepare("orders", OLD, &noted).await.expect("fresh");
+        disk.create_dir(Path::new("/topics/orders/p00000")).await.expect("simulated");
+        directories.prepare("orders", NEW, &noted).await.expect("set aside");
+        assert_eq!(*noted.calls.borrow(), [format!("close {OLD} there=true"), format!("drop {OLD}")]);
+        assert!(exists(&disk, "/topics/orders.stale-000000000000001d/p00000").await);
+        assert!(!exists(&disk, "/topics/orders/p00000").await, "lesson n14.1: nothing old under the name");
+        assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches));
+    });
+}
+
+#[test]
+fn lesson_d5_2_files_without_a_readable_marker_are_left_alone() {
+    sim::run(1, async {
+        let (disk, directories, noted) = setup().await;
+        disk.create_dir(Path::new("/topics/orders")).await.expect("simulated");
+        assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Absent), "a crash before the stamp");
+        disk.create_dir(Path::new("/topics/orders/p00000")).await.expect("simulated");
+        let doubted = directories.prepare("orders", NEW, &noted).await;
+        assert!(matches!(doubted, Err(DirectoryError::InDoubt(_))), "{doubted:?}");
+        for damaged in ["", "short\n", "000000000000001D\n", "0000000000000000000"] {
+            write(&disk, "/topics/orders/incarnation", damaged.as_bytes()).await;
+            let doubted = directories.prepare("orders", NEW, &noted).await;
+            assert!(matches!(doubted, Err(DirectoryError::InDoubt(_))), "{damaged:?}: {doubted:?}");
+        }
+        assert!(exists(&disk, "/topics/orders/p00000").await);
+    });
+}
+
+#[test]
+fn a_stamp_that_a_crash_interrupted_is_made_again() {
+    sim::run(1, async {
+        let (disk, directories, noted) = setup().await;
+        disk.create_dir(Path::new("/topics/orders")).await.expect("simulated");
+        write(&disk, "/topics/orders/incarnation.tmp", b"0000").await;
+        directories.prepare("orders", NEW, &noted).await.expect("stamped again");
+        assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches));
+    });
+}
+
+#[test]
+fn lesson_n75_3_a_name_never_acts_as_a_path() {
+    sim::run(1, async {
+        let (_, directories, noted) = setup().await;
+        let long = "x".repeat(201);
+        for name in ["", ".", "..", "a/b", "/etc", "a\0b", "a\\b", "ä", "a b", &long] {
+            assert!(matches!(directories.partition_dir(name, 0), Err(DirectoryError::BadName(_))), "{name:?}");
+            let refused = directories.prepare(name, NEW, &noted).await;
+            assert!(matches!(refused, Err(DirectoryError::BadName(_))), "{name:?}");
+            assert!(matches!(directories.purge(name, NEW).await, Err(DirectoryError::BadName(_))), "{name:?}");
+        }
+        assert!(directories.partition_dir(&"x".repeat(200), 0).is_ok());
+        assert!(directories.partition_dir("...", 0).is_ok());
+    });
+}
+
+#[test]
+fn s10_only_the_confirmed_incarnation_is_removed() {
+    sim::run(1, async {
+        let (disk, directories, noted) = setup().await;
+        directories.prepare("orders", OLD, &noted).await.expect("fresh");
+        directories.prepare("orders", NEW, &noted).await.expect("set aside");
+        directories.remove_stale("orders", NEW).await.expect("nothing of that name");
+        assert!(exists(&disk, "/topics/orders.stale-000000000000001d").await);
+        directories.purge("orders", OLD).await.expect("confirmed");
+        assert!(!exists(&disk, "/topics/orders.stale-000000000000001d").await);
+        assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches), "the live one is untouched");
+        directories.purge("orders", NEW).await.expect("confirmed");
+        assert!(!exists(&disk, "/topics/orders").await);
+        directories.purge("orders", NEW).await.expect("purging again is no error");
+    });
+}
+
+#[test]
+fn s10_to_s13_the_inventory_tells_live_stale_and_unmarked_apart() {
+    sim::run(1, async {
+        let (disk, directories, noted) = setup().await;
+        directories.prepare("orders", OLD, &noted).await.expect("fresh");
+        directories.prepare("orders", NEW, &noted).await.expect("set aside");
+        for dir in ["orders/p00003", "orders/p00001", "orders/p00001.quarantine", "orders/other", "lost"] {
+            disk.create_dir(&Path::new("/topics").join(dir)).await.expect("simulated");
+        }
+        write(&disk, "/topics/orders/p00001.quarantine/00000000000000000000.log", &[0; 77]).await;
+        // A legal topic name that looks like one that was set aside.
+        directories.prepare("x.stale-00000000000000aa", NEW, &noted).await.expect("fresh");
+        let found = directories.inventory().await.expect("listed");
+        let seen: Vec<(&str, TopicKind)> = found.iter().map(|entry| (entry.topic.as_str(), entry.kind)).collect();
+        let expected = [
+            ("lost", TopicKind::Unmarked),
+            ("orders", TopicKind::Marked(NEW)),
+            ("orders", TopicKind::Stale(OLD)),
+            ("x.stale-00000000000000aa", TopicKind::Marked(NEW)),
+        ];
+        assert_eq!(seen, expected);
+        assert_eq!(found[1].partitions, [1, 3]);
+        assert_eq!(found[1].quarantined, [("p00001.quarantine".to_owned(), 77)]);
+    });
+}

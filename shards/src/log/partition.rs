@@ -1,0 +1,315 @@
+//! The handle of an open log and the state behind it.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use super::section::{Held, Section};
+use super::segment::SparseIndex;
+use super::shared::LogShared;
+use super::space::Fill;
+use super::{hwm, LogMetrics, LogOptions, LogRecord, ReadError};
+use crate::io::{Caching, Disk, File, Open, Slice};
+use crate::peer::LocalBoxFuture;
+use crate::queue::Records;
+use crate::rt;
+
+/// One partition's log, open. Cheap to clone; all clones are one log.
+#[derive(Clone)]
+pub struct PartitionLog {
+    pub(super) inner: Rc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub disk: Disk,
+    pub dir: PathBuf,
+    pub options: LogOptions,
+    pub shared: Rc<LogShared>,
+    /// Name of this log in the shared cache.
+    pub id: u64,
+    pub section: Section,
+    pub state: RefCell<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Open,
+    /// Its topic is gone: nothing that it holds is worth confirming (S82).
+    Retired,
+    Closed,
+}
+
+pub(super) struct State {
+    pub phase: Phase,
+    /// Why appends are refused until the log is reopened (S38).
+    pub poison: Option<Rc<str>>,
+    /// Ascending, each ending where the next begins (S18).
+    pub sealed: VecDeque<Sealed>,
+    /// `None` until the first commit makes one.
+    pub active: Option<Active>,
+    pub next_offset: u64,
+    pub high_watermark: u64,
+    /// The directory exists, durably.
+    pub dir_exists: bool,
+    pub hwm_file: HwmFile,
+    pub time_floor_ms: u64,
+    /// Offsets that are lost for good, half-open, by their start.
+    pub gaps: BTreeMap<u64, u64>,
+    /// Somebody has read since the last commit (S91).
+    pub read_since_commit: bool,
+    pub oldest_first_ms: Option<u64>,
+    pub on_visible: Option<Rc<dyn Fn()>>,
+    pub reads: u64,
+    pub metrics: LogMetrics,
+    pub trim: Option<rt::Task<()>>,
+}
+
+/// What the `hwm` file says, as far as this log knows (S44, S48).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HwmFile {
+    Absent,
+    /// Found at open, possibly stating a boundary; must be emptied before the first advance.
+    Found(Option<u64>),
+    Emptied,
+}
+
+pub(super) struct Sealed {
+    pub base: u64,
+    pub bytes: u64,
+    /// Descriptor and generation, while it is hot (S86).
+    pub opened: Option<(File, u64)>,
+    pub index: SparseIndex,
+    /// When it was last read, in reads of this log.
+    pub read_at: u64,
+}
+
+pub(super) struct Active {
+    pub base: u64,
+    pub generation: u64,
+    pub file: File,
+    /// Bytes of the file that may be written.
+    pub claimed: u64,
+    /// Where the next frame goes.
+    pub data_end: u64,
+    /// The part of the last block that is in use: what a commit rewrites, and what readers get instead of the block
+    /// that may be under write (E15).
+    pub tail: Rc<[u8]>,
+    pub index: SparseIndex,
+    pub first_ms: Option<u64>,
+    pub last_ms: Option<u64>,
+    pub fill: Option<Rc<Fill>>,
+}
+
+impl Active {
+    /// Start of the last, partly filled block.
+    pub fn tail_at(&self) -> u64 {
+        self.data_end - self.tail.len() as u64
+    }
+}
+
+impl State {
+    pub fn oldest(&self) -> u64 {
+        let active = self.active.as_ref().map_or(self.next_offset, |active| active.base);
+        self.sealed.front().map_or(active, |segment| segment.base)
+    }
+
+    /// End of the gap that holds `offset`.
+    pub fn gap_end(&self, offset: u64) -> Option<u64> {
+        let (_, end) = self.gaps.range(..=offset).next_back()?;
+        (offset < *end).then_some(*end)
+    }
+
+    /// Notes that `start..end` is lost, merging it with what touches it.
+    pub fn add_gap(&mut self, start: u64, end: u64) {
+        let (mut from, mut until) = (start, end);
+        while let Some((known, known_end)) = self.gaps.range(..=until).next_back().map(|(s, e)| (*s, *e)) {
+            if known_end < from {
+                break;
+            }
+            self.gaps.remove(&known);
+            from = from.min(known);
+            until = until.max(known_end);
+        }
+        self.gaps.insert(from, until);
+    }
+}
+
+impl PartitionLog {
+    /// Exclusive upper bound of what may be read.
+    pub fn high_watermark(&self) -> u64 {
+        self.inner.state.borrow().high_watermark
+    }
+
+    /// The offset that the next append takes. Above the high watermark only while a hidden tail is waiting (S51).
+    pub fn next_offset(&self) -> u64 {
+        self.inner.state.borrow().next_offset
+    }
+
+    /// Lowest retained offset.
+    pub fn oldest(&self) -> u64 {
+        self.inner.state.borrow().oldest()
+    }
+
+    pub fn segments(&self) -> u64 {
+        let state = self.inner.state.borrow();
+        state.sealed.len() as u64 + u64::from(state.active.is_some())
+    }
+
+    /// Bytes of data, headers included; claimed space that is not used yet is not counted.
+    pub fn size_bytes(&self) -> u64 {
+        let state = self.inner.state.borrow();
+        let sealed: u64 = state.sealed.iter().map(|segment| segment.bytes).sum();
+        sealed + state.active.as_ref().map_or(0, |active| active.data_end)
+    }
+
+    /// Commit time of the oldest retained record, ms since the epoch; `None` when there is none or it is unknown.
+    pub fn oldest_segment_at(&self) -> Option<u64> {
+        let state = self.inner.state.borrow();
+        match state.sealed.front() {
+            Some(_) => state.oldest_first_ms,
+            None => state.active.as_ref().and_then(|active| active.first_ms),
+        }
+    }
+
+    /// The next offset at or after `offset` that may hold a readable record: steps over retention and known gaps.
+    pub fn next_readable(&self, offset: u64) -> u64 {
+        let state = self.inner.state.borrow();
+        let mut next = offset.max(state.oldest());
+        while let Some(end) = state.gap_end(next) {
+            next = end;
+        }
+        next
+    }
+
+    /// The first failure, if appends are refused until the log is reopened (S38).
+    pub fn is_poisoned(&self) -> Option<String> {
+        self.inner.state.borrow().poison.as_ref().map(|cause| cause.to_string())
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.inner.state.borrow().phase != Phase::Open
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.inner.dir
+    }
+
+    pub fn metrics(&self) -> LogMetrics {
+        self.inner.state.borrow().metrics.clone()
+    }
+
+    /// Sets whom to tell that records may have become deliverable, or that the log has closed (S96). Called on the
+    /// commit's task, before its callers are answered: it must only take note.
+    pub fn set_on_visible(&self, announce: Rc<dyn Fn()>) {
+        self.inner.state.borrow_mut().on_visible = Some(announce);
+    }
+
+    /// The high watermark once no commit is under way (S105).
+    pub async fn settled_high_watermark(&self) -> u64 {
+        let _held = self.inner.section.enter().await;
+        self.high_watermark()
+    }
+
+    /// Waits for the running commit, refuses further ones, and writes the exact boundary (S45, S82). A boundary that
+    /// cannot be written is logged: the next open derives it from the records (S47).
+    pub async fn close(&self) {
+        let held = self.inner.section.enter().await;
+        let phase = self.inner.state.borrow().phase;
+        if phase == Phase::Closed {
+            return;
+        }
+        self.stop_fill().await;
+        self.finish_trim().await;
+        if phase == Phase::Open {
+            if let Err(error) = self.write_boundary().await {
+                tracing::warn!(dir = %self.inner.dir.display(), %error,
+                    "partition log: the exact boundary was not written at close; the next open scans for it");
+            }
+        }
+        self.leave(Phase::Closed);
+        drop(held);
+    }
+
+    /// Refuses every commit and read from now on, without waiting for anything: the topic is gone. A commit that is
+    /// under way ends with an error.
+    pub fn retire(&self) {
+        if self.inner.state.borrow().phase == Phase::Open {
+            self.leave(Phase::Retired);
+        }
+    }
+
+    fn leave(&self, phase: Phase) {
+        let announce = {
+            let mut state = self.inner.state.borrow_mut();
+            state.phase = phase;
+            if phase == Phase::Closed {
+                state.active = None;
+                state.sealed.clear();
+            }
+            state.on_visible.clone()
+        };
+        self.inner.shared.cache.forget(self.inner.id, 0, u64::MAX);
+        if let Some(announce) = announce {
+            announce();
+        }
+    }
+
+    async fn write_boundary(&self) -> std::io::Result<()> {
+        let (boundary, file_state, dir_exists) = {
+            let state = self.inner.state.borrow();
+            (state.high_watermark, state.hwm_file, state.dir_exists)
+        };
+        let Some(bytes) = hwm::encode(boundary) else { return Ok(()) };
+        if !dir_exists || file_state == HwmFile::Found(Some(boundary)) {
+            return Ok(());
+        }
+        let path = self.inner.dir.join(hwm::FILE_NAME);
+        let file = self.inner.disk.open(&path, Open::Create, Caching::Buffered).await?;
+        if file.len().await? > hwm::BYTES as u64 {
+            file.set_len(hwm::BYTES as u64).await?;
+        }
+        file.write_durable_at(0, Slice::copy_from(&bytes)).await?;
+        if file_state == HwmFile::Absent {
+            self.inner.disk.sync_dir(&self.inner.dir).await?;
+        }
+        self.inner.state.borrow_mut().hwm_file = HwmFile::Found(Some(boundary));
+        Ok(())
+    }
+
+    /// Latches the log: appends fail until it is reopened, reads go on (S38, S40).
+    pub(super) fn poison(&self, cause: &str) -> Rc<str> {
+        let mut state = self.inner.state.borrow_mut();
+        let durable_tail = state.high_watermark;
+        let cause = state.poison.get_or_insert_with(|| cause.into()).clone();
+        tracing::error!(dir = %self.inner.dir.display(), durable_tail, err = %cause,
+            "storage: fsync failed; log poisoned until reopened");
+        cause
+    }
+
+    pub(super) async fn enter(&self) -> Held {
+        self.inner.section.enter().await
+    }
+}
+
+impl Records for PartitionLog {
+    fn high_watermark(&self) -> u64 {
+        PartitionLog::high_watermark(self)
+    }
+
+    fn oldest(&self) -> u64 {
+        PartitionLog::oldest(self)
+    }
+
+    fn read(&self, offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>> {
+        if let Some(at_once) = self.read_cached(offset) {
+            return Box::pin(std::future::ready(at_once));
+        }
+        let log = self.clone();
+        Box::pin(async move { log.read_one(offset).await })
+    }
+
+    fn next_readable(&self, offset: u64) -> u64 {
+        PartitionLog::next_readable(self, offset)
+    }
+}
