@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use io_uring::{opcode, types};
 
-use super::{Class, Completion, Descriptor, Keep, Op, Ring};
+use super::{Class, Completion, Descriptor, Keep, Memory, Op, Ring};
 use crate::io::{AlignedBuf, Caching, Entry, Open, Slice, ALIGNMENT};
 use crate::rt;
 
@@ -82,7 +82,7 @@ impl RingDisk {
     async fn open_fd(&self, path: &Path, flags: i32) -> io::Result<Rc<Descriptor>> {
         let name = c_path(path)?;
         let entry = opcode::OpenAt::new(CWD, name.as_ptr()).flags(flags | libc::O_CLOEXEC).mode(FILE_MODE).build();
-        let fd = self.path_op(entry, Keep::Opened(name), "cannot open", path).await?;
+        let fd = self.path_op(entry, Keep::open(name), "cannot open", path).await?;
         Ok(Rc::new(Descriptor::new(self.ring.clone(), fd as i32)))
     }
 
@@ -108,7 +108,7 @@ impl RingDisk {
     pub async fn create_dir(&self, path: &Path) -> io::Result<()> {
         let name = c_path(path)?;
         let entry = opcode::MkDirAt::new(CWD, name.as_ptr()).mode(DIRECTORY_MODE).build();
-        match self.path_op(entry, Keep::Path(name), "cannot create directory", path).await {
+        match self.path_op(entry, Keep::path(name), "cannot create directory", path).await {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other.map(drop),
         }
@@ -117,19 +117,19 @@ impl RingDisk {
     pub async fn sync_dir(&self, path: &Path) -> io::Result<()> {
         let descriptor = self.open_fd(path, libc::O_RDONLY | libc::O_DIRECTORY).await?;
         let entry = opcode::Fsync::new(descriptor.get()).build();
-        self.path_op(entry, Keep::Descriptor(descriptor), "cannot sync directory", path).await.map(drop)
+        self.path_op(entry, Keep::on(&descriptor, Memory::Nothing), "cannot sync directory", path).await.map(drop)
     }
 
     pub async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (old, new) = (c_path(from)?, c_path(to)?);
         let entry = opcode::RenameAt::new(CWD, old.as_ptr(), CWD, new.as_ptr()).build();
-        self.path_op(entry, Keep::Paths(old, new), "cannot rename", from).await.map(drop)
+        self.path_op(entry, Keep::paths(old, new), "cannot rename", from).await.map(drop)
     }
 
     pub async fn remove_file(&self, path: &Path) -> io::Result<()> {
         let name = c_path(path)?;
         let entry = opcode::UnlinkAt::new(CWD, name.as_ptr()).build();
-        self.path_op(entry, Keep::Path(name), "cannot remove", path).await.map(drop)
+        self.path_op(entry, Keep::path(name), "cannot remove", path).await.map(drop)
     }
 
     pub async fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
@@ -206,8 +206,8 @@ impl RingFile {
             let at = offset + done as u64;
             let target = buf[done..bytes].as_mut_ptr();
             let entry = opcode::Read::new(self.descriptor.get(), target, (bytes - done) as u32).offset(at).build();
-            let completion = self.op(entry, Keep::Read(self.descriptor.clone(), buf)).await;
-            let Keep::Read(_, returned) = completion.keep else { unreachable!("a read keeps its buffer") };
+            let completion = self.op(entry, Keep::on(&self.descriptor, Memory::Buf(buf))).await;
+            let Memory::Buf(returned) = completion.keep.memory else { unreachable!("a read keeps its buffer") };
             buf = returned;
             match completion.result {
                 result if result == -libc::EINTR || result == -libc::EAGAIN => continue,
@@ -248,7 +248,7 @@ impl RingFile {
             Some(index) => opcode::WriteFixed::new(fd, source, bytes, index).offset(offset).rw_flags(rw_flags).build(),
             None => opcode::Write::new(fd, source, bytes).offset(offset).rw_flags(rw_flags).build(),
         };
-        let completion = self.op(entry, Keep::Write(self.descriptor.clone(), data)).await;
+        let completion = self.op(entry, Keep::on(&self.descriptor, Memory::Slice { _data: data })).await;
         let written = outcome(completion.result, what, &self.path)?;
         if written != bytes {
             // Never completed by a second write: what the first one left behind is unknown (E14).
@@ -260,7 +260,7 @@ impl RingFile {
 
     pub async fn sync_data(&self) -> io::Result<()> {
         let entry = opcode::Fsync::new(self.descriptor.get()).flags(types::FsyncFlags::DATASYNC).build();
-        let completion = self.op(entry, Keep::Descriptor(self.descriptor.clone())).await;
+        let completion = self.op(entry, Keep::on(&self.descriptor, Memory::Nothing)).await;
         outcome(completion.result, "cannot sync", &self.path).map(drop)
     }
 
@@ -271,17 +271,17 @@ impl RingFile {
             .flags(libc::AT_EMPTY_PATH)
             .mask(libc::STATX_SIZE)
             .build();
-        let completion = self.op(entry, Keep::Statx(self.descriptor.clone(), stat)).await;
+        let completion = self.op(entry, Keep::on(&self.descriptor, Memory::Statx(stat))).await;
         outcome(completion.result, "cannot read the length of", &self.path)?;
-        match completion.keep {
-            Keep::Statx(_, stat) => Ok(stat.stx_size),
+        match completion.keep.memory {
+            Memory::Statx(stat) => Ok(stat.stx_size),
             _ => unreachable!("statx keeps its buffer"),
         }
     }
 
     pub async fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let entry = opcode::Fallocate::new(self.descriptor.get(), bytes).offset(offset).build();
-        let completion = self.op(entry, Keep::Descriptor(self.descriptor.clone())).await;
+        let completion = self.op(entry, Keep::on(&self.descriptor, Memory::Nothing)).await;
         outcome(completion.result, "cannot claim space for", &self.path).map(drop)
     }
 
@@ -289,7 +289,7 @@ impl RingFile {
         const WHAT: &str = "cannot set the length of";
         if self.ring.has_ftruncate {
             let entry = opcode::Ftruncate::new(self.descriptor.get(), bytes).build();
-            let completion = self.op(entry, Keep::Descriptor(self.descriptor.clone())).await;
+            let completion = self.op(entry, Keep::on(&self.descriptor, Memory::Nothing)).await;
             return outcome(completion.result, WHAT, &self.path).map(drop);
         }
         // Before Linux 6.9 the ring has no ftruncate: a duplicate keeps the file open for the other thread.

@@ -6,6 +6,8 @@
 
 mod disk;
 mod net;
+#[cfg(test)]
+mod net_tests;
 mod recv_buffers;
 mod registered;
 mod slots;
@@ -26,7 +28,7 @@ use crate::spsc::Doorbell;
 
 pub use disk::{lock_data_directory, DirectoryLock, RingDisk, RingFile};
 pub use net::{Listener, Stream};
-pub(crate) use slots::{Class, Completion, Keep, OpId};
+pub(crate) use slots::{Class, Completion, Keep, Memory, OpId};
 
 use recv_buffers::RecvBuffers;
 use registered::Registered;
@@ -93,6 +95,8 @@ pub(crate) struct Ring {
     recv: RecvBuffers,
     registered: Registered,
     connections: Cell<u64>,
+    /// Send buffers that no stream uses right now.
+    spares: RefCell<Vec<Vec<u8>>>,
     woken: RefCell<Vec<Waker>>,
     dropped: RefCell<Vec<slots::Garbage>>,
 }
@@ -146,6 +150,7 @@ impl Ring {
             recv,
             registered,
             connections: Cell::new(0),
+            spares: RefCell::default(),
             woken: RefCell::default(),
             dropped: RefCell::default(),
             core: RefCell::new(Core {
@@ -223,7 +228,22 @@ impl Ring {
         self.push_unowned(&entry)
     }
 
+    /// Asks the kernel to end an operation; its completion comes all the same.
     fn cancel(&self, id: OpId) {
+        if self.closed.get() {
+            return; // everything is being cancelled
+        }
+        {
+            let core = &mut *self.core.borrow_mut();
+            let held_back = |entry: &squeue::Entry| entry.get_user_data() == id.user_data();
+            if let Some(at) = core.waiting_sockets.iter().position(held_back) {
+                // It never left: answer for the kernel.
+                core.waiting_sockets.remove(at);
+                let done = core.slots.complete(id.user_data(), -libc::ECANCELED, 0);
+                debug_assert!(done.garbage.is_none(), "an operation is cancelled before it is abandoned");
+                return;
+            }
+        }
         let entry = opcode::AsyncCancel::new(id.user_data()).build().flags(squeue::Flags::SKIP_SUCCESS);
         self.push_unowned(&entry.user_data(IGNORED));
     }
@@ -306,6 +326,7 @@ impl Ring {
             let overflow = core.uring.completion().overflow();
             assert_eq!(overflow, 0, "the completion queue overflowed although operations in flight are bounded");
             core.counters.completions += count as u64;
+            self.recv.taken(batch[..count].iter().filter(|entry| cqueue::buffer_select(entry.2).is_some()).count());
             reaped += count;
             for &(user_data, result, flags) in &batch[..count] {
                 match user_data {
@@ -367,7 +388,7 @@ impl Ring {
         }
         let entry = opcode::Close::new(types::Fd(fd)).build();
         // SAFETY: the entry points to no memory.
-        let id = unsafe { self.start(Class::File, entry, Keep::Nothing) };
+        let id = unsafe { self.start(Class::File, entry, Keep::NOTHING) };
         self.abandon(id);
     }
 
@@ -391,6 +412,19 @@ impl Ring {
         let entry = opcode::Read::new(types::Fd(self.event.as_raw_fd()), self.event_value.as_ptr().cast(), 8);
         if self.push_unowned(&entry.build().user_data(EVENT)) {
             self.event_armed.set(true);
+        }
+    }
+
+    fn spare_buffer(&self) -> Vec<u8> {
+        self.spares.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(4096))
+    }
+
+    fn keep_spare(&self, mut buffer: Vec<u8>) {
+        const SPARES_MAX: usize = 256;
+        let mut spares = self.spares.borrow_mut();
+        if spares.len() < SPARES_MAX {
+            buffer.clear();
+            spares.push(buffer);
         }
     }
 

@@ -21,6 +21,8 @@ pub(super) struct RecvBuffers {
     count: u16,
     buffer_bytes: usize,
     tail: Cell<u16>,
+    /// Buffers that hold received bytes.
+    taken: Cell<usize>,
     waiting: RefCell<Vec<Waker>>,
 }
 
@@ -37,6 +39,7 @@ impl RecvBuffers {
             count,
             buffer_bytes,
             tail: Cell::new(0),
+            taken: Cell::new(usize::from(count)),
             waiting: RefCell::default(),
         };
         // SAFETY: the memory is page-aligned, holds `count` entries and lives as long as the ring: both are fields
@@ -57,6 +60,11 @@ impl RecvBuffers {
         unsafe { std::slice::from_raw_parts(self.buffers.add(usize::from(index) * self.buffer_bytes), bytes) }
     }
 
+    /// Completions have brought `count` buffers.
+    pub fn taken(&self, count: usize) {
+        self.taken.set(self.taken.get() + count);
+    }
+
     pub fn give_back(&self, index: u16) {
         assert!(index < self.count);
         let tail = self.tail.get();
@@ -74,12 +82,20 @@ impl RecvBuffers {
             (*shared_tail).store(tail.wrapping_add(1), Ordering::Release);
         }
         self.tail.set(tail.wrapping_add(1));
+        self.taken.set(self.taken.get() - 1);
+        if self.waiting.borrow().is_empty() {
+            return;
+        }
         let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Wakes the task once a buffer was given back.
-    pub fn wait(&self, waker: &Waker) {
-        self.waiting.borrow_mut().push(waker.clone());
+    /// Wakes the task once a buffer was given back; `false` when there is a free one right now.
+    pub fn wait(&self, waker: &Waker) -> bool {
+        let none_free = self.taken.get() >= usize::from(self.count);
+        if none_free {
+            self.waiting.borrow_mut().push(waker.clone());
+        }
+        none_free
     }
 }

@@ -17,24 +17,46 @@ pub(crate) enum Class {
     Socket,
 }
 
-/// Memory and descriptors of one operation. Moving a `Keep` does not move what the kernel points to.
-pub(crate) enum Keep {
-    Nothing,
-    Read(Rc<Descriptor>, AlignedBuf),
-    Write(Rc<Descriptor>, Slice),
-    Descriptor(Rc<Descriptor>),
+/// What one operation points to. Moving a `Keep` does not move what the kernel reads or writes.
+pub(crate) struct Keep {
+    pub memory: Memory,
+    /// Stays open until the completion.
+    _descriptor: Option<Rc<Descriptor>>,
     /// The completion's result is a new descriptor, to be closed when nobody takes it.
-    Opened(CString),
-    Accepted(Rc<Descriptor>),
-    Path(CString),
-    Paths(CString, CString),
-    Statx(Rc<Descriptor>, Box<libc::statx>),
-    Send(Rc<Descriptor>, Vec<u8>),
+    yields_descriptor: bool,
+}
+
+pub(crate) enum Memory {
+    Nothing,
+    Buf(AlignedBuf),
+    Bytes(Vec<u8>),
+    Statx(Box<libc::statx>),
+    Slice { _data: Slice },
+    Paths { _names: [CString; 2] },
 }
 
 impl Keep {
-    fn yields_descriptor(&self) -> bool {
-        matches!(self, Keep::Opened(_) | Keep::Accepted(_))
+    pub const NOTHING: Keep = Keep { memory: Memory::Nothing, _descriptor: None, yields_descriptor: false };
+
+    /// An operation on an open descriptor.
+    pub fn on(descriptor: &Rc<Descriptor>, memory: Memory) -> Keep {
+        Keep { memory, _descriptor: Some(descriptor.clone()), yields_descriptor: false }
+    }
+
+    pub fn accept(listener: &Rc<Descriptor>) -> Keep {
+        Keep { memory: Memory::Nothing, _descriptor: Some(listener.clone()), yields_descriptor: true }
+    }
+
+    pub fn open(name: CString) -> Keep {
+        Keep { yields_descriptor: true, ..Keep::path(name) }
+    }
+
+    pub fn path(name: CString) -> Keep {
+        Keep::paths(name, CString::default())
+    }
+
+    pub fn paths(name: CString, other: CString) -> Keep {
+        Keep { memory: Memory::Paths { _names: [name, other] }, ..Keep::NOTHING }
     }
 }
 
@@ -96,7 +118,7 @@ impl Slots {
         let index = match self.free.pop() {
             Some(index) => index,
             None => {
-                self.slots.push(Slot { generation: 0, class, state: State::Free, keep: Keep::Nothing });
+                self.slots.push(Slot { generation: 0, class, state: State::Free, keep: Keep::NOTHING });
                 (self.slots.len() - 1) as u32
             }
         };
@@ -112,7 +134,7 @@ impl Slots {
         let slot = &mut self.slots[index as usize];
         slot.state = State::Free;
         self.free.push(index);
-        std::mem::replace(&mut slot.keep, Keep::Nothing)
+        std::mem::replace(&mut slot.keep, Keep::NOTHING)
     }
 
     pub fn complete(&mut self, user_data: u64, result: i32, flags: u32) -> Done {
@@ -128,7 +150,7 @@ impl Slots {
             }
             State::Abandoned => {
                 let keep = self.free(index);
-                let garbage = Garbage { result, flags, yields_descriptor: keep.yields_descriptor(), _keep: keep };
+                let garbage = Garbage { result, flags, yields_descriptor: keep.yields_descriptor, _keep: keep };
                 Done { class, waker: None, garbage: Some(garbage) }
             }
             State::Free | State::Done { .. } => panic!("two completions for one operation"),
@@ -165,7 +187,7 @@ impl Slots {
             }
             State::Done { result, flags } => {
                 let keep = self.free(id.index);
-                Some(Garbage { result, flags, yields_descriptor: keep.yields_descriptor(), _keep: keep })
+                Some(Garbage { result, flags, yields_descriptor: keep.yields_descriptor, _keep: keep })
             }
             State::Free | State::Abandoned => None,
         }
@@ -185,25 +207,26 @@ mod tests {
         let mut slots = Slots::default();
         let memory = AlignedBuf::zeroed(4096).freeze();
         let watched = memory.clone();
-        let id = slots.insert(Class::File, Keep::Path(CString::default()));
+        let keep = Keep { memory: Memory::Slice { _data: memory }, ..Keep::NOTHING };
+        let id = slots.insert(Class::File, keep);
         assert!(slots.abandon(id).is_none());
+        let watched = watched.try_into_mut().err().expect("the slot holds the memory");
         let done = slots.complete(id.user_data(), -5, 0);
         assert_eq!(done.garbage.map(|g| g.result), Some(-5));
-        drop(memory);
         assert!(watched.try_into_mut().is_ok());
     }
 
     #[test]
     fn a_slot_is_used_again_under_another_name() {
         let mut slots = Slots::default();
-        let first = slots.insert(Class::File, Keep::Nothing);
+        let first = slots.insert(Class::File, Keep::NOTHING);
         assert!(slots.poll(first, &mut cx()).is_pending());
         slots.complete(first.user_data(), 7, 0);
         match slots.poll(first, &mut cx()) {
             Poll::Ready(completion) => assert_eq!(completion.result, 7),
             Poll::Pending => panic!("it was completed"),
         }
-        let second = slots.insert(Class::Socket, Keep::Nothing);
+        let second = slots.insert(Class::Socket, Keep::NOTHING);
         assert_eq!(second.index, first.index);
         assert_ne!(second.user_data(), first.user_data());
     }
@@ -211,7 +234,7 @@ mod tests {
     #[test]
     fn a_descriptor_nobody_takes_is_to_be_closed() {
         let mut slots = Slots::default();
-        let id = slots.insert(Class::File, Keep::Opened(CString::default()));
+        let id = slots.insert(Class::File, Keep::open(CString::default()));
         slots.complete(id.user_data(), 12, 0);
         let garbage = slots.abandon(id).expect("it was completed");
         assert!(garbage.yields_descriptor && garbage.result == 12);
