@@ -80,10 +80,6 @@ impl AlignedBuf {
     pub fn freeze(self) -> Slice {
         Slice { memory: self.memory, start: self.start, end: self.end }
     }
-
-    pub(crate) fn registered(&self) -> Option<u16> {
-        self.memory.registered
-    }
 }
 
 impl Deref for AlignedBuf {

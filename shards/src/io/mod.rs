@@ -4,6 +4,7 @@
 //! All file I/O of the data plane is positioned, block-aligned and whole: a short count is an error (E14).
 
 mod buf;
+pub mod ring;
 pub mod sim;
 
 use std::ffi::OsString;
@@ -45,12 +46,14 @@ pub struct Entry {
 /// A shard's access to the file system that holds the data directory. Cheap to clone.
 #[derive(Clone)]
 pub enum Disk {
+    Ring(ring::RingDisk),
     Sim(sim::SimDisk),
 }
 
 /// An open file. Closed when the last clone is gone and no operation is in flight on it.
 #[derive(Clone)]
 pub enum File {
+    Ring(Rc<ring::RingFile>),
     Sim(Rc<sim::SimFile>),
 }
 
@@ -58,6 +61,7 @@ impl Disk {
     /// Opens a file. A created one is durable only after its directory was synced (E1).
     pub async fn open(&self, path: &Path, how: Open, caching: Caching) -> io::Result<File> {
         match self {
+            Disk::Ring(disk) => disk.open(path, how, caching).await.map(|f| File::Ring(Rc::new(f))),
             Disk::Sim(disk) => disk.open(path, how, caching).await.map(|f| File::Sim(Rc::new(f))),
         }
     }
@@ -65,6 +69,7 @@ impl Disk {
     /// Creates one directory; an existing one is not an error. Durable after its parent was synced.
     pub async fn create_dir(&self, path: &Path) -> io::Result<()> {
         match self {
+            Disk::Ring(disk) => disk.create_dir(path).await,
             Disk::Sim(disk) => disk.create_dir(path).await,
         }
     }
@@ -72,18 +77,21 @@ impl Disk {
     /// Makes the entries of a directory durable.
     pub async fn sync_dir(&self, path: &Path) -> io::Result<()> {
         match self {
+            Disk::Ring(disk) => disk.sync_dir(path).await,
             Disk::Sim(disk) => disk.sync_dir(path).await,
         }
     }
 
     pub async fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         match self {
+            Disk::Ring(disk) => disk.rename(from, to).await,
             Disk::Sim(disk) => disk.rename(from, to).await,
         }
     }
 
     pub async fn remove_file(&self, path: &Path) -> io::Result<()> {
         match self {
+            Disk::Ring(disk) => disk.remove_file(path).await,
             Disk::Sim(disk) => disk.remove_file(path).await,
         }
     }
@@ -91,6 +99,7 @@ impl Disk {
     /// Removes a directory and everything below it.
     pub async fn remove_dir_all(&self, path: &Path) -> io::Result<()> {
         match self {
+            Disk::Ring(disk) => disk.remove_dir_all(path).await,
             Disk::Sim(disk) => disk.remove_dir_all(path).await,
         }
     }
@@ -98,6 +107,7 @@ impl Disk {
     /// Entries in name order. A missing directory is `NotFound`.
     pub async fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
         match self {
+            Disk::Ring(disk) => disk.list(path).await,
             Disk::Sim(disk) => disk.list(path).await,
         }
     }
@@ -105,6 +115,7 @@ impl Disk {
     /// Bytes that may still be written to the file system.
     pub async fn available_bytes(&self) -> io::Result<u64> {
         match self {
+            Disk::Ring(disk) => disk.available_bytes().await,
             Disk::Sim(disk) => disk.available_bytes().await,
         }
     }
@@ -113,6 +124,7 @@ impl Disk {
     /// [`ALIGNMENT`].
     pub fn block_bytes(&self) -> usize {
         match self {
+            Disk::Ring(disk) => disk.block_bytes(),
             Disk::Sim(disk) => disk.block_bytes(),
         }
     }
@@ -123,6 +135,7 @@ impl File {
     /// are block multiples, and the bytes come from the device, not from a cache.
     pub async fn read_at(&self, offset: u64, bytes: usize) -> io::Result<Slice> {
         match self {
+            File::Ring(file) => file.read_at(offset, bytes).await,
             File::Sim(file) => file.read_at(offset, bytes).await,
         }
     }
@@ -131,6 +144,7 @@ impl File {
     /// also when this future is dropped.
     pub async fn write_at(&self, offset: u64, data: Slice) -> io::Result<()> {
         match self {
+            File::Ring(file) => file.write_at(offset, data).await,
             File::Sim(file) => file.write_at(offset, data, sim::Durability::Cached).await,
         }
     }
@@ -139,6 +153,7 @@ impl File {
     /// error, or a short count, nothing is known of the range (E14).
     pub async fn write_durable_at(&self, offset: u64, data: Slice) -> io::Result<()> {
         match self {
+            File::Ring(file) => file.write_durable_at(offset, data).await,
             File::Sim(file) => file.write_at(offset, data, sim::Durability::Synced).await,
         }
     }
@@ -146,6 +161,7 @@ impl File {
     /// Makes all completed writes of this file durable (`fdatasync`).
     pub async fn sync_data(&self) -> io::Result<()> {
         match self {
+            File::Ring(file) => file.sync_data().await,
             File::Sim(file) => file.sync_data().await,
         }
     }
@@ -153,6 +169,7 @@ impl File {
     /// Length in bytes.
     pub async fn len(&self) -> io::Result<u64> {
         match self {
+            File::Ring(file) => file.len().await,
             File::Sim(file) => file.len().await,
         }
     }
@@ -161,6 +178,7 @@ impl File {
     /// once when the disk is full. First writes into claimed blocks cost the journal: zero-fill what must be fast.
     pub async fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
         match self {
+            File::Ring(file) => file.allocate(offset, bytes).await,
             File::Sim(file) => file.allocate(offset, bytes).await,
         }
     }
@@ -168,6 +186,7 @@ impl File {
     /// Cuts or extends the length.
     pub async fn set_len(&self, bytes: u64) -> io::Result<()> {
         match self {
+            File::Ring(file) => file.set_len(bytes).await,
             File::Sim(file) => file.set_len(bytes).await,
         }
     }

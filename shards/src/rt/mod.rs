@@ -4,6 +4,11 @@
 //! A runtime is entered once per thread; every function here acts on the runtime of the calling thread.
 //! Nothing in this crate uses another executor, timer, channel or clock.
 
+pub mod ring;
+mod ring_pool;
+mod ring_task;
+#[cfg(test)]
+pub(crate) mod ring_tests;
 pub mod sim;
 mod sleep;
 pub mod sync;
@@ -14,8 +19,11 @@ use std::ops::{Add, Sub};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
+
+use crate::spsc::Doorbell;
 
 pub use sleep::{sleep, sleep_until, timeout, yield_now, Elapsed, Sleep};
 
@@ -70,6 +78,24 @@ pub(crate) trait Runtime {
     fn run_blocking(&self, job: Box<dyn FnOnce() + Send>);
     /// Wakes a task of this runtime from another thread: see `blocking`.
     fn remote_wake(&self) -> Box<dyn Fn(Waker) + Send>;
+    /// Has the runtime poll `inbox` each turn, and returns the bell that its senders ring. `None`: the runtime has
+    /// no loop of its own for that; a task must do it.
+    fn add_inbox(&self, _inbox: Rc<dyn Inbox>) -> Option<Arc<Doorbell>> {
+        None
+    }
+}
+
+/// Messages from other threads, looked at each turn of the loop and once more before it sleeps.
+pub(crate) trait Inbox {
+    /// Takes what is there. Returns whether there was anything.
+    fn drain(&self) -> bool;
+    /// Whether something is there, without taking it.
+    fn is_empty(&self) -> bool;
+}
+
+/// See [`Runtime::add_inbox`].
+pub(crate) fn add_inbox(inbox: Rc<dyn Inbox>) -> Option<Arc<Doorbell>> {
+    current().add_inbox(inbox)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -147,7 +173,7 @@ pub fn random_u64() -> u64 {
 
 /// Runs a closure that may block (a password hash, a large frame's decompression) off the shard.
 pub async fn blocking<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
     let runtime = current();
     let slot: Arc<Mutex<(Option<T>, Option<Waker>)>> = Arc::new(Mutex::new((None, None)));
     let filled = slot.clone();

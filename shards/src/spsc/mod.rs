@@ -1,1 +1,5 @@
 //! Rings between shards.
+
+mod bell;
+
+pub use bell::Doorbell;

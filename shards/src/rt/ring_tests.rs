@@ -1,0 +1,305 @@
+//! The ring runtime on the real kernel. No test here asserts how long something takes, except where a pause of
+//! 100 ms is the defect itself.
+
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::ring::{run_shard_thread, Options, RingHandle};
+use crate::io::{AlignedBuf, Caching, ChunkPool, Open, Slice};
+use crate::rt::{self, Queue};
+
+/// Runs `main` on a ring of its own; panics reach the test.
+pub(crate) fn run<T: 'static, F: std::future::Future<Output = T> + 'static>(main: impl FnOnce(RingHandle) -> F) -> T {
+    let mut options = Options::new("test");
+    options.abort_on_panic = false;
+    options.sizes.in_flight_max = 3 * 1024;
+    options.sizes.memlock_budget_bytes = 256 << 10;
+    run_shard_thread(options, main).expect("the test machine has io_uring")
+}
+
+pub(crate) fn scratch(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("narad-ring-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir(&path).expect("the temporary directory is writable");
+    path
+}
+
+#[test]
+fn spawned_tasks_of_all_queues_run() {
+    let sum = run(|_| async {
+        let tasks: Vec<_> = [Queue::Foreground, Queue::Consume, Queue::Background]
+            .into_iter()
+            .zip([1, 20, 300])
+            .map(|(queue, value)| {
+                rt::spawn(queue, async move {
+                    rt::yield_now().await;
+                    value
+                })
+            })
+            .collect();
+        let mut sum = 0;
+        for task in tasks {
+            sum += task.await;
+        }
+        sum
+    });
+    assert_eq!(sum, 321);
+}
+
+#[test]
+fn lesson_g7_sleeps_end_in_the_order_of_their_deadlines() {
+    let order = run(|_| async {
+        let log: Rc<std::cell::RefCell<Vec<u64>>> = Rc::default();
+        let tasks: Vec<_> = [9, 1, 5, 3]
+            .map(|ms| {
+                let log = log.clone();
+                rt::spawn(Queue::Foreground, async move {
+                    rt::sleep(Duration::from_millis(ms * 3)).await;
+                    log.borrow_mut().push(ms);
+                })
+            })
+            .into_iter()
+            .collect();
+        for task in tasks {
+            task.await;
+        }
+        let order = log.borrow().clone();
+        order
+    });
+    assert_eq!(order, [1, 3, 5, 9]);
+}
+
+#[test]
+fn a_busy_task_that_yields_starves_no_timer_and_no_other_queue() {
+    for busy in [Queue::Foreground, Queue::Consume, Queue::Background] {
+        run(move |_| async move {
+            let stop: Rc<Cell<bool>> = Rc::default();
+            let seen = stop.clone();
+            let spinner = rt::spawn(busy, async move {
+                while !seen.get() {
+                    rt::yield_now().await;
+                }
+            });
+            for queue in [Queue::Foreground, Queue::Consume, Queue::Background] {
+                rt::spawn(queue, async { rt::sleep(Duration::from_millis(1)).await }).await;
+            }
+            stop.set(true);
+            spinner.await;
+        });
+    }
+}
+
+#[test]
+fn blocking_work_comes_back_through_the_doorbell() {
+    let sum = run(|_| async {
+        let mut sum = 0;
+        for round in 0..200u64 {
+            sum += rt::blocking(move || round).await;
+        }
+        sum
+    });
+    assert_eq!(sum, 199 * 200 / 2);
+}
+
+#[test]
+fn what_is_left_is_dropped_when_main_ends() {
+    struct Flag(Rc<Cell<u32>>);
+    impl Drop for Flag {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+    let dropped = run(|_| async {
+        let dropped: Rc<Cell<u32>> = Rc::default();
+        for queue in [Queue::Foreground, Queue::Consume, Queue::Background] {
+            let flag = Flag(dropped.clone());
+            rt::spawn(queue, async move {
+                let _flag = flag;
+                loop {
+                    rt::sleep(Duration::from_secs(3600)).await;
+                }
+            });
+        }
+        rt::sleep(Duration::from_millis(1)).await;
+        dropped
+    });
+    assert_eq!(dropped.get(), 3);
+}
+
+#[test]
+fn random_numbers_differ() {
+    let (first, second) = run(|_| async { (rt::random_u64(), rt::random_u64()) });
+    assert_ne!(first, second);
+}
+
+#[test]
+fn files_are_written_durably_and_read_back_past_the_cache() {
+    let root = scratch("files");
+    let path = root.clone();
+    run(move |handle| async move {
+        let disk = handle.disk(&path, true).expect("statvfs works");
+        let block = disk.block_bytes();
+        disk.create_dir(&path.join("a")).await.expect("mkdir");
+        disk.create_dir(&path.join("a")).await.expect("an existing directory is no error");
+        let name = path.join("a/log");
+        let file = disk.open(&name, Open::New, Caching::Direct).await.expect("create");
+        disk.sync_dir(&path.join("a")).await.expect("sync directory");
+        file.allocate(0, 8 * block as u64).await.expect("fallocate");
+        assert_eq!(file.len().await.expect("statx"), 8 * block as u64);
+
+        let mut buf = AlignedBuf::zeroed(2 * block);
+        buf[..2 * block].fill(7);
+        buf.truncate(2 * block);
+        file.write_durable_at(block as u64, buf.freeze()).await.expect("durable write");
+        let read = file.read_at(0, 4 * block).await.expect("read");
+        assert!(read[..block].iter().all(|b| *b == 0) && read[block..3 * block].iter().all(|b| *b == 7));
+
+        let past = file.read_at(7 * block as u64, 2 * block).await.expect_err("past the end");
+        assert_eq!(past.kind(), std::io::ErrorKind::UnexpectedEof);
+        let odd = file.write_at(1, Slice::copy_from(b"x")).await.expect_err("not whole blocks");
+        assert_eq!(odd.kind(), std::io::ErrorKind::InvalidInput);
+
+        file.set_len(block as u64).await.expect("ftruncate");
+        file.sync_data().await.expect("fdatasync");
+        assert_eq!(file.len().await.expect("statx"), block as u64);
+
+        disk.rename(&name, &path.join("a/renamed")).await.expect("rename");
+        let entries = disk.list(&path.join("a")).await.expect("list");
+        assert_eq!(
+            entries.iter().map(|e| (e.name.to_str(), e.bytes)).collect::<Vec<_>>(),
+            [(Some("renamed"), block as u64)]
+        );
+        disk.remove_file(&path.join("a/renamed")).await.expect("unlink");
+        let missing = disk.open(&name, Open::Existing, Caching::Direct).await.err().expect("it is gone");
+        assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+        assert!(missing.to_string().contains("a/log"), "{missing}");
+        assert!(disk.available_bytes().await.expect("statvfs") > 0);
+        disk.remove_dir_all(&path.join("a")).await.expect("remove");
+        let gone = disk.list(&path.join("a")).await.expect_err("it is gone");
+        assert_eq!(gone.kind(), std::io::ErrorKind::NotFound);
+    });
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
+}
+
+#[test]
+fn s2_files_are_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let root = scratch("private");
+    let path = root.clone();
+    run(move |handle| async move {
+        let disk = handle.disk(&path, false).expect("statvfs works");
+        disk.create_dir(&path.join("d")).await.expect("mkdir");
+        disk.open(&path.join("d/f"), Open::Create, Caching::Buffered).await.expect("create");
+    });
+    let mode = |name: &str| std::fs::metadata(root.join(name)).expect("it exists").permissions().mode() & 0o777;
+    assert_eq!((mode("d"), mode("d/f")), (0o700, 0o600));
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
+}
+
+#[test]
+fn small_files_take_any_offset_and_length() {
+    let root = scratch("small");
+    let path = root.clone();
+    run(move |handle| async move {
+        let disk = handle.disk(&path, true).expect("statvfs works");
+        let file = disk.open(&path.join("f"), Open::Create, Caching::Buffered).await.expect("create");
+        file.write_durable_at(3, Slice::copy_from(b"hello")).await.expect("write");
+        assert_eq!(&file.read_at(4, 3).await.expect("read")[..], b"ell");
+        let end = file.read_at(4, 5).await.expect_err("one byte too many");
+        assert_eq!(end.kind(), std::io::ErrorKind::UnexpectedEof);
+    });
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
+}
+
+#[test]
+fn lesson_u7_a_dropped_write_still_lands_whole() {
+    let root = scratch("dropped");
+    let path = root.clone();
+    run(move |handle| async move {
+        let disk = handle.disk(&path, true).expect("statvfs works");
+        let file = disk.open(&path.join("f"), Open::New, Caching::Direct).await.expect("create");
+        for round in 0..64u64 {
+            let mut buf = AlignedBuf::zeroed(4096);
+            buf.fill(round as u8 + 1);
+            let write = file.write_durable_at(round * 4096, buf.freeze());
+            // Polled once, then dropped together with the last reference to its memory that the caller has.
+            let gone = rt::timeout(Duration::ZERO, write).await;
+            assert!(gone.is_err());
+            drop(AlignedBuf::zeroed(4096));
+        }
+        loop {
+            rt::sleep(Duration::from_millis(2)).await;
+            if handle.metrics().ring_depth == 0 {
+                break;
+            }
+        }
+        let read = file.read_at(0, 64 * 4096).await.expect("read");
+        for (block, round) in read.chunks(4096).zip(1u8..) {
+            assert!(block.iter().all(|b| *b == round), "block {round}");
+        }
+    });
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
+}
+
+#[test]
+fn e26_what_does_not_fit_memlock_is_plain_memory() {
+    let root = scratch("memlock");
+    let path = root.clone();
+    run(move |handle| async move {
+        let mut pool = ChunkPool::new(64 << 10, 8);
+        let registered = handle.register_chunks(&mut pool, 8);
+        assert!(registered <= 4, "the budget of the test's ring is 256 KiB");
+        assert_eq!(handle.registered_bytes(), registered as u64 * (64 << 10));
+        let disk = handle.disk(&path, true).expect("statvfs works");
+        let file = disk.open(&path.join("f"), Open::New, Caching::Direct).await.expect("create");
+        let chunks: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(chunks.len(), 8);
+        for (mut chunk, at) in chunks.into_iter().zip(0u64..) {
+            chunk.fill(at as u8 + 1);
+            let slice = chunk.freeze();
+            file.write_durable_at(at * 8192, slice.slice(4096..12288)).await.expect("write");
+        }
+        let read = file.read_at(0, 8 * 8192).await.expect("read");
+        for (part, at) in read.chunks(8192).zip(1u8..) {
+            assert!(part.iter().all(|b| *b == at));
+        }
+    });
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
+}
+
+#[test]
+fn lesson_u6_operations_in_flight_never_overflow_the_completion_queue() {
+    let root = scratch("overflow");
+    let path = root.clone();
+    run(move |handle| async move {
+        let disk = handle.disk(&path, true).expect("statvfs works");
+        let file = disk.open(&path.join("f"), Open::New, Caching::Buffered).await.expect("create");
+        let data = Slice::copy_from(&[1; 512]);
+        let tasks: Vec<_> = (0..10_000u64)
+            .map(|i| {
+                let (file, data) = (file.clone(), data.clone());
+                rt::spawn(Queue::Foreground, async move { file.write_at(i * 512, data).await })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("write");
+        }
+        let metrics = handle.metrics();
+        assert_eq!(metrics.cq_overflow, 0);
+        assert!(metrics.completions >= 10_000 && metrics.ring_depth == 0, "{metrics:?}");
+    });
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
+}
+
+#[test]
+fn an_idle_runtime_does_not_enter_the_kernel() {
+    let enters = run(|handle| async move {
+        rt::sleep(Duration::from_millis(20)).await;
+        let before = handle.metrics().enters;
+        rt::sleep(Duration::from_millis(200)).await;
+        handle.metrics().enters - before
+    });
+    assert!(enters <= 3, "{enters} enters in an idle time of 200 ms");
+}
