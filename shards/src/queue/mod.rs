@@ -1,4 +1,10 @@
 //! Leases, frontier, waiters: what consumers see of a partition, and who gets the next record.
+//!
+//! - [`inflight`]: leases and frontier of one partition, pure.
+//! - [`position`], [`committer`]: the acked position on disk; codec and slot roles, then the driver of all files.
+
+mod inflight;
+mod position;
 
 use std::rc::Rc;
 
