@@ -3,8 +3,10 @@
 //! - [`inflight`]: leases and frontier of one partition, pure.
 //! - [`position`], [`committer`]: the acked position on disk; codec and slot roles, then the driver of all files.
 
+mod committer;
 mod inflight;
 mod position;
+mod waiters;
 
 use std::rc::Rc;
 
