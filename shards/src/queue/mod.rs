@@ -1,4 +1,12 @@
 //! Leases, frontier, waiters: what consumers see of a partition, and who gets the next record.
+//!
+//! - [`inflight`]: leases and frontier of one partition, pure.
+//! - [`position`], [`committer`]: the acked position on disk; codec and slot roles, then the driver of all files.
+
+mod committer;
+mod inflight;
+mod position;
+mod waiters;
 
 use std::rc::Rc;
 

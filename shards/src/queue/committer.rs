@@ -1,0 +1,546 @@
+//! Writes the consumer positions of all partitions of one shard (storage C69-C84, lessons N30, N31).
+//!
+//! Acks settle in memory and are not delayed by this. Two cadences follow them: every tick the changed positions go
+//! to the page cache, which survives a killed process (D16); once per interval each of them is synced, which survives
+//! a power cut (D17), spread over the ticks so that a flush never comes as one burst. One task does all of it, one
+//! operation at a time, and exists only while something is owed (lesson N53.3).
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use super::inflight::Range;
+use super::position::{self, Position, Slots, AHEAD_FILE, AHEAD_FILE_BYTES, OFFSET_FILE, SLOT_BYTES};
+use crate::io::{AlignedBuf, Caching, Disk, File, Open, Slice};
+use crate::meta::{Destination, Incarnation};
+use crate::rt::sync::Notify;
+use crate::rt::{self, Instant, Queue};
+
+const TICK: Duration = Duration::from_millis(100);
+const LEVEL_INTERVAL: Duration = Duration::from_secs(30);
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+/// Handles looked at before a write goes through a temporary one.
+const EVICTION_TRIES: usize = 16;
+
+#[derive(Clone, Copy, Debug)]
+pub struct CommitterOptions {
+    /// Longest time that a position waits for stable storage, 10 ms to 60 s (C71).
+    pub interval: Duration,
+    /// Position files held open (C82): at most 4096, and a quarter of the descriptor limit.
+    pub handles_max: usize,
+}
+
+impl Default for CommitterOptions {
+    fn default() -> Self {
+        CommitterOptions { interval: Duration::from_secs(1), handles_max: 1024 }
+    }
+}
+
+/// Where the committer reads a partition's live position: settled values only (C75).
+pub trait PositionSource {
+    /// Fills `acked` with the settled ranges above the frontier, ascending; returns the frontier.
+    fn position(&self, acked: &mut Vec<Range>) -> u64;
+}
+
+/// What the files of a partition say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// The larger of both files (C78); `None` when neither says anything.
+    pub position: Option<Position>,
+    /// What `consumer.offset` alone says.
+    pub level: u64,
+}
+
+/// A partition whose position is kept. The owner of the partition's state marks it when that state has changed.
+pub struct Tracked {
+    destination: Destination,
+    directory: PathBuf,
+    source: Weak<dyn PositionSource>,
+    slots: Cell<Option<Slots>>,
+    file: RefCell<Option<File>>,
+    /// Changed since the last window write.
+    dirty: Cell<bool>,
+    unsynced_since: Cell<Option<Instant>>,
+    /// Frontier in the window, and in the anchor.
+    window_frontier: Cell<u64>,
+    durable_frontier: Cell<u64>,
+    /// Frontier in `consumer.offset`.
+    level: Cell<u64>,
+    level_at: Cell<Instant>,
+    level_scheduled: Cell<Option<Instant>>,
+    /// An operation on the files is in progress.
+    busy: Cell<bool>,
+    idle: Notify,
+    forgotten: Cell<bool>,
+    /// The directory vanished: nothing is written until the partition is dropped (C81).
+    stranded: Cell<bool>,
+}
+
+struct Busy<'a>(&'a Tracked);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy.set(false);
+        self.0.idle.notify_all();
+    }
+}
+
+impl Tracked {
+    async fn acquire(&self) -> Busy<'_> {
+        while self.busy.get() {
+            self.idle.notified().await;
+        }
+        self.busy.set(true);
+        Busy(self)
+    }
+
+    fn writable(&self) -> bool {
+        !self.forgotten.get() && !self.stranded.get()
+    }
+}
+
+/// One shard's position writer.
+pub struct Committer {
+    disk: Disk,
+    options: CommitterOptions,
+    tick: Duration,
+    partitions: RefCell<BTreeMap<Destination, Rc<Tracked>>>,
+    dirty: RefCell<Vec<Rc<Tracked>>>,
+    unsynced: RefCell<Vec<Rc<Tracked>>>,
+    due: RefCell<VecDeque<Rc<Tracked>>>,
+    levels: RefCell<BTreeSet<(Instant, Destination)>>,
+    /// Partitions with an open file, in the order of opening.
+    handles: RefCell<VecDeque<Rc<Tracked>>>,
+    running: Cell<bool>,
+    work: Notify,
+    ticks: Cell<u64>,
+    warned_tick: Cell<Instant>,
+    warned_wait: Cell<Instant>,
+    warned_error: Cell<Instant>,
+}
+
+impl Committer {
+    pub fn new(disk: Disk, options: CommitterOptions) -> Rc<Committer> {
+        Rc::new(Committer {
+            disk,
+            options,
+            tick: TICK.min(options.interval),
+            partitions: RefCell::default(),
+            dirty: RefCell::default(),
+            unsynced: RefCell::default(),
+            due: RefCell::default(),
+            levels: RefCell::default(),
+            handles: RefCell::default(),
+            running: Cell::new(false),
+            work: Notify::new(),
+            ticks: Cell::new(0),
+            warned_tick: Cell::default(),
+            warned_wait: Cell::default(),
+            warned_error: Cell::default(),
+        })
+    }
+
+    /// Reads what the files of a partition say, without keeping anything. A missing directory or file says nothing;
+    /// an error means that the position is unknown, and the partition must not be served from a guess.
+    pub async fn load(&self, directory: &Path, incarnation: Incarnation) -> io::Result<Stored> {
+        let ahead = read_up_to(&self.disk, &directory.join(AHEAD_FILE), AHEAD_FILE_BYTES).await?;
+        let offset = read_up_to(&self.disk, &directory.join(OFFSET_FILE), position::OFFSET_RECORD_BYTES as u64).await?;
+        let (_, ahead) = Slots::prime(&ahead, incarnation);
+        let level = position::decode_offset(&offset, incarnation);
+        Ok(Stored { position: Position::merge(ahead, level), level: level.unwrap_or(0) })
+    }
+
+    /// Keeps the position of a partition from now on. `level` is what `load` found in `consumer.offset`.
+    pub fn track(
+        &self,
+        destination: Destination,
+        directory: PathBuf,
+        source: Weak<dyn PositionSource>,
+        level: u64,
+    ) -> Rc<Tracked> {
+        let tracked = Rc::new(Tracked {
+            destination,
+            directory,
+            source,
+            slots: Cell::new(None),
+            file: RefCell::new(None),
+            dirty: Cell::new(false),
+            unsynced_since: Cell::new(None),
+            window_frontier: Cell::new(0),
+            durable_frontier: Cell::new(0),
+            level: Cell::new(level),
+            level_at: Cell::new(rt::now() + LEVEL_INTERVAL),
+            level_scheduled: Cell::new(None),
+            busy: Cell::new(false),
+            idle: Notify::new(),
+            forgotten: Cell::new(false),
+            stranded: Cell::new(false),
+        });
+        let replaced = self.partitions.borrow_mut().insert(destination, tracked.clone());
+        debug_assert!(replaced.is_none(), "a partition's old state is dropped before it is opened again (C80)");
+        tracked
+    }
+
+    /// The partition's settled state has changed: it is on its way to disk within a tick.
+    pub fn mark_dirty(self: &Rc<Self>, tracked: &Rc<Tracked>) {
+        if tracked.dirty.get() || !tracked.writable() {
+            return;
+        }
+        tracked.dirty.set(true);
+        self.dirty.borrow_mut().push(tracked.clone());
+        self.arm();
+    }
+
+    /// Whether anything is owed to any file.
+    pub fn is_idle(&self) -> bool {
+        !self.running.get()
+    }
+
+    /// Writes nothing more for a partition; resolves when no write is in flight either, so that its directory may be
+    /// replaced (C80, lesson N14.2).
+    pub async fn forget(&self, destination: Destination) {
+        let tracked = self.partitions.borrow_mut().remove(&destination);
+        if let Some(tracked) = tracked {
+            tracked.forgotten.set(true);
+            self.unschedule_level(&tracked);
+            while tracked.busy.get() {
+                tracked.idle.notified().await;
+            }
+            self.drop_handle(&tracked);
+        }
+    }
+
+    /// Makes both files of a partition exact and durable, then forgets it (D18, C79). The caller has stopped acks.
+    pub async fn close(self: &Rc<Self>, destination: Destination) -> io::Result<()> {
+        let tracked = self.partitions.borrow().get(&destination).cloned();
+        let Some(tracked) = tracked else { return Ok(()) };
+        let flushed = self.flush(&tracked).await;
+        self.forget(destination).await;
+        flushed
+    }
+
+    /// Closes every partition; goes on after an error and returns the first.
+    pub async fn close_all(self: &Rc<Self>) -> io::Result<()> {
+        let all: Vec<Destination> = self.partitions.borrow().keys().copied().collect();
+        let mut outcome = Ok(());
+        for destination in all {
+            if let Err(error) = self.close(destination).await {
+                tracing::error!(%error, topic_incarnation = %destination.incarnation, partition = destination.partition,
+                    "consumer position could not be made durable at close: acks since the last sync may come back");
+                outcome = outcome.and(Err(error));
+            }
+        }
+        outcome
+    }
+
+    fn arm(self: &Rc<Self>) {
+        if self.running.replace(true) {
+            self.work.notify_one();
+        } else {
+            rt::spawn(Queue::Consume, self.clone().run());
+        }
+    }
+
+    async fn run(self: Rc<Self>) {
+        let mut tick_at = rt::now() + self.tick;
+        loop {
+            let now = rt::now();
+            let ticking = !self.dirty.borrow().is_empty() || !self.unsynced.borrow().is_empty();
+            if ticking && now >= tick_at {
+                self.write_dirty().await;
+                self.collect_due();
+                tick_at = rt::now().max(tick_at + self.tick);
+                if rt::now() - now > self.tick {
+                    self.warn(&self.warned_tick, "writing consumer positions took longer than a tick");
+                }
+                continue;
+            }
+            let due = self.due.borrow_mut().pop_front();
+            if let Some(tracked) = due {
+                if let Err(error) = self.sync(&tracked).await {
+                    self.report(&tracked, "syncing", &error);
+                }
+                continue;
+            }
+            let level = self.levels.borrow().first().copied();
+            match level {
+                Some((at, destination)) if at <= now => {
+                    self.levels.borrow_mut().remove(&(at, destination));
+                    self.level_scheduled(destination).await;
+                }
+                _ if ticking => rt::sleep_until(tick_at).await,
+                Some((at, _)) => {
+                    // Nothing but levelling is owed: sleep until then, or until an ack comes.
+                    if rt::timeout(at - now, self.work.notified()).await.is_ok() {
+                        tick_at = rt::now() + self.tick;
+                    }
+                }
+                None => break,
+            }
+        }
+        self.running.set(false);
+    }
+
+    async fn write_dirty(&self) {
+        let dirty = std::mem::take(&mut *self.dirty.borrow_mut());
+        for tracked in dirty {
+            let busy = tracked.acquire().await;
+            if let Err(error) = self.write(&tracked).await {
+                drop(busy);
+                self.report(&tracked, "writing", &error);
+                if tracked.writable() {
+                    tracked.dirty.set(true);
+                    self.dirty.borrow_mut().push(tracked);
+                }
+            }
+        }
+    }
+
+    /// Moves to the sync queue what this tick is to sync: a share of the partitions by hash, and whatever has waited
+    /// a full interval (C71).
+    fn collect_due(&self) {
+        let ticks = self.ticks.replace(self.ticks.get() + 1);
+        let spread = (self.options.interval.as_nanos() / self.tick.as_nanos()).max(1) as u64;
+        let now = rt::now();
+        let mut longest = Duration::ZERO;
+        self.unsynced.borrow_mut().retain(|tracked| {
+            let waited = tracked.unsynced_since.get().map_or(Duration::ZERO, |since| now - since);
+            longest = longest.max(waited);
+            let due = waited >= self.options.interval || spread_of(tracked.destination) % spread == ticks % spread;
+            if due {
+                self.due.borrow_mut().push_back(tracked.clone());
+            }
+            !due
+        });
+        if longest > 2 * self.options.interval {
+            self.warn(&self.warned_wait, "a consumer position waited more than twice its interval for its sync");
+        }
+    }
+
+    /// Writes the window slot. The caller holds the partition busy.
+    async fn write(&self, tracked: &Rc<Tracked>) -> io::Result<()> {
+        if !tracked.writable() {
+            return Ok(());
+        }
+        let file = self.file(tracked).await?;
+        if tracked.slots.get().is_none() {
+            self.prime(tracked, &file).await?;
+        }
+        let (Some(mut slots), Some(source)) = (tracked.slots.get(), tracked.source.upgrade()) else { return Ok(()) };
+        // From here to the write there is no other turn: what is acked later marks the partition anew.
+        tracked.dirty.set(false);
+        let mut acked = Vec::new();
+        let frontier = source.position(&mut acked);
+        drop(source);
+        let sequence = slots.take_sequence();
+        tracked.slots.set(Some(slots));
+        let mut slot = AlignedBuf::zeroed(SLOT_BYTES);
+        position::encode_slot(&mut slot, tracked.destination.incarnation, sequence, frontier, &acked);
+        file.write_at(slots.window_at(), slot.freeze()).await?;
+        tracked.window_frontier.set(frontier);
+        if tracked.unsynced_since.get().is_none() {
+            tracked.unsynced_since.set(Some(rt::now()));
+            self.unsynced.borrow_mut().push(tracked.clone());
+        }
+        Ok(())
+    }
+
+    /// Learns the roles of the slots, and makes the newest durable before anything is overwritten (C76).
+    async fn prime(&self, tracked: &Tracked, file: &File) -> io::Result<()> {
+        let bytes = file.len().await?;
+        if bytes < AHEAD_FILE_BYTES {
+            file.set_len(AHEAD_FILE_BYTES).await?;
+        }
+        let content = file.read_at(0, AHEAD_FILE_BYTES as usize).await?;
+        let (slots, _) = Slots::prime(&content, tracked.destination.incarnation);
+        file.sync_data().await?;
+        tracked.slots.set(Some(slots));
+        Ok(())
+    }
+
+    async fn sync(self: &Rc<Self>, tracked: &Rc<Tracked>) -> io::Result<()> {
+        let _busy = tracked.acquire().await;
+        self.sync_window(tracked).await?;
+        let ahead = tracked.durable_frontier.get() > tracked.level.get();
+        if ahead && rt::now() >= tracked.level_at.get() {
+            self.write_level(tracked).await?;
+        } else if ahead && tracked.level_scheduled.get().is_none() && tracked.writable() {
+            let at = tracked.level_at.get();
+            tracked.level_scheduled.set(Some(at));
+            self.levels.borrow_mut().insert((at, tracked.destination));
+        }
+        Ok(())
+    }
+
+    /// Syncs the window and swaps the roles. The caller holds the partition busy: a window write during the sync
+    /// would leave the new anchor half old and half new.
+    async fn sync_window(self: &Rc<Self>, tracked: &Rc<Tracked>) -> io::Result<()> {
+        if tracked.unsynced_since.get().is_none() || !tracked.writable() {
+            return Ok(());
+        }
+        let synced = match self.file(tracked).await {
+            Ok(file) => file.sync_data().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = synced {
+            // The anchor stays. A failed sync may have dropped the window's pages: write it again in full (C72).
+            tracked.unsynced_since.set(None);
+            self.mark_dirty(tracked);
+            return Err(error);
+        }
+        if let Some(mut slots) = tracked.slots.get() {
+            slots.synced();
+            tracked.slots.set(Some(slots));
+        }
+        tracked.unsynced_since.set(None);
+        tracked.durable_frontier.set(tracked.window_frontier.get());
+        Ok(())
+    }
+
+    async fn level_scheduled(&self, destination: Destination) {
+        let tracked = self.partitions.borrow().get(&destination).cloned();
+        let Some(tracked) = tracked else { return };
+        tracked.level_scheduled.set(None);
+        let _busy = tracked.acquire().await;
+        if let Err(error) = self.write_level(&tracked).await {
+            self.report(&tracked, "levelling", &error);
+        }
+    }
+
+    fn unschedule_level(&self, tracked: &Tracked) {
+        if let Some(at) = tracked.level_scheduled.take() {
+            self.levels.borrow_mut().remove(&(at, tracked.destination));
+        }
+    }
+
+    /// Brings `consumer.offset` level with the durable frontier (C77). Never writes a lower value (lesson N30).
+    async fn write_level(&self, tracked: &Tracked) -> io::Result<()> {
+        self.unschedule_level(tracked);
+        let frontier = tracked.durable_frontier.get();
+        if frontier <= tracked.level.get() || !tracked.writable() {
+            return Ok(());
+        }
+        tracked.level_at.set(rt::now() + LEVEL_INTERVAL);
+        let file = self.open_or_create(&tracked.directory, OFFSET_FILE).await?;
+        let record = position::encode_offset(tracked.destination.incarnation, frontier);
+        file.write_durable_at(0, Slice::copy_from(&record)).await?;
+        tracked.level.set(frontier);
+        Ok(())
+    }
+
+    async fn flush(self: &Rc<Self>, tracked: &Rc<Tracked>) -> io::Result<()> {
+        let _busy = tracked.acquire().await;
+        let Some(source) = tracked.source.upgrade() else { return Ok(()) };
+        let frontier = source.position(&mut Vec::new());
+        drop(source);
+        if tracked.dirty.get() || (frontier > tracked.level.get() && tracked.slots.get().is_none()) {
+            self.write(tracked).await?;
+        }
+        self.sync_window(tracked).await?;
+        self.write_level(tracked).await
+    }
+
+    /// The partition's open `consumer.ahead`; kept open while there is room for its handle (C82).
+    async fn file(&self, tracked: &Rc<Tracked>) -> io::Result<File> {
+        let held = tracked.file.borrow().clone();
+        if let Some(file) = held {
+            return Ok(file);
+        }
+        let file = match self.open_or_create(&tracked.directory, AHEAD_FILE).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                tracked.stranded.set(true);
+                return Err(error);
+            }
+            other => other?,
+        };
+        if self.make_room() {
+            *tracked.file.borrow_mut() = Some(file.clone());
+            self.handles.borrow_mut().push_back(tracked.clone());
+        }
+        Ok(file)
+    }
+
+    fn make_room(&self) -> bool {
+        let mut handles = self.handles.borrow_mut();
+        for _ in 0..EVICTION_TRIES {
+            if handles.len() < self.options.handles_max {
+                return true;
+            }
+            let Some(oldest) = handles.pop_front() else { return true };
+            if oldest.busy.get() || oldest.unsynced_since.get().is_some() {
+                handles.push_back(oldest);
+            } else {
+                oldest.file.borrow_mut().take();
+            }
+        }
+        false
+    }
+
+    fn drop_handle(&self, tracked: &Rc<Tracked>) {
+        if tracked.file.borrow_mut().take().is_some() {
+            self.handles.borrow_mut().retain(|held| !Rc::ptr_eq(held, tracked));
+        }
+    }
+
+    /// Opens a file of a partition directory, made durable by name if it is new. Creates no directory (C80).
+    async fn open_or_create(&self, directory: &Path, name: &str) -> io::Result<File> {
+        let path = directory.join(name);
+        match self.disk.open(&path, Open::Existing, Caching::Buffered).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        let file = self.disk.open(&path, Open::New, Caching::Buffered).await?;
+        self.disk.sync_dir(directory).await?;
+        Ok(file)
+    }
+
+    fn report(&self, tracked: &Tracked, action: &str, error: &io::Error) {
+        let directory = tracked.directory.display();
+        if tracked.stranded.get() {
+            tracing::error!(%directory, "partition directory vanished: its consumer position is no longer persisted");
+        } else if self.may_warn(&self.warned_error) {
+            tracing::warn!(%directory, %error, "{action} the consumer position failed and is retried; acks may come \
+                back after a crash until it succeeds. Check the disk");
+        }
+    }
+
+    fn warn(&self, last: &Cell<Instant>, text: &str) {
+        if self.may_warn(last) {
+            tracing::warn!(partitions = self.partitions.borrow().len(), "{text}: the disk is slow or overloaded");
+        }
+    }
+
+    fn may_warn(&self, last: &Cell<Instant>) -> bool {
+        let now = rt::now();
+        let may = last.get() == Instant::default() || now - last.get() >= WARNING_INTERVAL;
+        if may {
+            last.set(now);
+        }
+        may
+    }
+}
+
+fn spread_of(destination: Destination) -> u64 {
+    let mixed = (destination.incarnation.0 ^ u64::from(destination.partition)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed >> 32
+}
+
+/// The first bytes of a small file; empty when it does not exist.
+async fn read_up_to(disk: &Disk, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let file = match disk.open(path, Open::Existing, Caching::Buffered).await {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let bytes = file.len().await?.min(bytes_max);
+    if bytes == 0 {
+        return Ok(Vec::new());
+    }
+    Ok(file.read_at(0, bytes as usize).await?.to_vec())
+}
+
+#[cfg(test)]
+#[path = "committer_tests.rs"]
+mod tests;

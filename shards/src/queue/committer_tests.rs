@@ -1,0 +1,245 @@
+use super::*;
+use crate::rt::sim::{Rng, Sim};
+
+const LIFE: Incarnation = Incarnation(77);
+
+/// A partition's state, reduced to what the committer sees of it.
+#[derive(Default)]
+struct Acks {
+    frontier: Cell<u64>,
+    acked: RefCell<Vec<Range>>,
+}
+
+impl PositionSource for Acks {
+    fn position(&self, acked: &mut Vec<Range>) -> u64 {
+        acked.clone_from(&self.acked.borrow());
+        self.frontier.get()
+    }
+}
+
+struct Bench {
+    sim: Sim,
+    disk: Disk,
+}
+
+impl Bench {
+    fn new(seed: u64) -> Bench {
+        Bench { sim: Sim::new(seed), disk: Disk::Sim(crate::io::sim::SimDisk::new(seed)) }
+    }
+
+    fn committer(&self) -> Rc<Committer> {
+        Committer::new(self.disk.clone(), CommitterOptions::default())
+    }
+}
+
+fn destination(partition: u32) -> Destination {
+    Destination { incarnation: LIFE, partition }
+}
+
+fn directory(partition: u32) -> PathBuf {
+    PathBuf::from(format!("/p{partition:05}"))
+}
+
+async fn track(committer: &Rc<Committer>, disk: &Disk, partition: u32) -> (Rc<Acks>, Rc<Tracked>) {
+    disk.create_dir(&directory(partition)).await.expect("simulated");
+    let acks = Rc::new(Acks::default());
+    let source: Rc<dyn PositionSource> = acks.clone();
+    let tracked = committer.track(destination(partition), directory(partition), Rc::downgrade(&source), 0);
+    (acks, tracked)
+}
+
+fn at(frontier: u64) -> Option<Position> {
+    Some(Position { frontier, acked: vec![] })
+}
+
+async fn stored(committer: &Rc<Committer>, partition: u32) -> Stored {
+    committer.load(&directory(partition), LIFE).await.expect("simulated")
+}
+
+#[test]
+fn d16_an_ack_reaches_the_file_within_a_tick() {
+    let bench = Bench::new(1);
+    let (committer, disk) = (bench.committer(), bench.disk.clone());
+    bench.sim.run(async move {
+        let (acks, tracked) = track(&committer, &disk, 0).await;
+        acks.frontier.set(4);
+        acks.acked.borrow_mut().push(Range { start: 6, end: 9 });
+        committer.mark_dirty(&tracked);
+        rt::sleep(TICK + Duration::from_millis(10)).await;
+        let position = Position { frontier: 4, acked: vec![Range { start: 6, end: 9 }] };
+        assert_eq!(stored(&committer, 0).await, Stored { position: Some(position), level: 0 });
+    });
+}
+
+#[test]
+fn lesson_n53_3_nothing_owed_means_no_task_and_no_timer() {
+    let bench = Bench::new(2);
+    let (committer, disk, sim) = (bench.committer(), bench.disk.clone(), bench.sim.clone());
+    bench.sim.run(async move {
+        let idle = sim.tasks_alive();
+        let (acks, tracked) = track(&committer, &disk, 0).await;
+        assert!(committer.is_idle());
+        acks.frontier.set(1);
+        committer.mark_dirty(&tracked);
+        assert_eq!(sim.tasks_alive(), idle + 1);
+        rt::sleep(Duration::from_secs(40)).await;
+        assert!(committer.is_idle());
+        assert_eq!(sim.tasks_alive(), idle);
+        assert_eq!(stored(&committer, 0).await, Stored { position: at(1), level: 1 }, "C77: levelled after 30 s");
+    });
+}
+
+#[test]
+fn d17_every_partition_is_synced_within_an_interval_and_a_tick() {
+    let bench = Bench::new(3);
+    let (committer, disk) = (bench.committer(), bench.disk.clone());
+    bench.sim.run(async move {
+        let mut all = Vec::new();
+        for partition in 0..50 {
+            all.push(track(&committer, &disk, partition).await);
+        }
+        let mut rng = Rng::new(9);
+        for _ in 0..200 {
+            let (acks, tracked) = &all[rng.below(50) as usize];
+            acks.frontier.set(acks.frontier.get() + 1);
+            committer.mark_dirty(tracked);
+            rt::sleep(Duration::from_millis(rng.below(40))).await;
+            let waited = |t: &Tracked| t.unsynced_since.get().map_or(Duration::ZERO, |since| rt::now() - since);
+            let longest = all.iter().map(|(_, tracked)| waited(tracked)).max();
+            assert!(longest <= Some(Duration::from_millis(1250)), "{longest:?}");
+        }
+        rt::sleep(Duration::from_millis(1300)).await;
+        for (acks, tracked) in &all {
+            assert_eq!(tracked.durable_frontier.get(), acks.frontier.get());
+        }
+    });
+}
+
+#[test]
+fn d18_c79_close_makes_both_files_exact() {
+    let bench = Bench::new(4);
+    let (committer, disk) = (bench.committer(), bench.disk.clone());
+    bench.sim.run(async move {
+        let (acks, tracked) = track(&committer, &disk, 0).await;
+        let (_untouched, _) = track(&committer, &disk, 1).await;
+        for frontier in 1..30 {
+            acks.frontier.set(frontier);
+            committer.mark_dirty(&tracked);
+            rt::sleep(Duration::from_millis(37)).await;
+        }
+        acks.frontier.set(30);
+        committer.mark_dirty(&tracked);
+        committer.close_all().await.expect("simulated");
+        assert_eq!(stored(&committer, 0).await, Stored { position: at(30), level: 30 });
+        assert_eq!(stored(&committer, 1).await, Stored::default(), "nothing acked, nothing written");
+        rt::sleep(Duration::from_secs(60)).await;
+        assert!(committer.is_idle());
+    });
+}
+
+#[test]
+fn c79_a_position_loaded_but_not_moved_is_levelled_at_close() {
+    let bench = Bench::new(5);
+    let (first, second, disk) = (bench.committer(), bench.committer(), bench.disk.clone());
+    bench.sim.run(async move {
+        let (acks, tracked) = track(&first, &disk, 0).await;
+        acks.frontier.set(3);
+        first.mark_dirty(&tracked);
+        rt::sleep(Duration::from_millis(150)).await;
+        // The process is killed here: `consumer.offset` never came into being.
+        drop(acks);
+        let (acks, _) = track(&second, &disk, 0).await;
+        acks.frontier.set(3);
+        second.close_all().await.expect("simulated");
+        assert_eq!(stored(&second, 0).await, Stored { position: at(3), level: 3 });
+    });
+}
+
+#[test]
+fn lesson_n30_neither_file_ever_moves_backwards() {
+    let bench = Bench::new(6);
+    let (committer, disk) = (bench.committer(), bench.disk.clone());
+    bench.sim.run(async move {
+        let (acks, tracked) = track(&committer, &disk, 0).await;
+        let (mut seen, mut level) = (0, 0);
+        for step in 1..400 {
+            acks.frontier.set(step);
+            committer.mark_dirty(&tracked);
+            rt::sleep(Duration::from_millis(step % 7 * 60)).await;
+            let now = stored(&committer, 0).await;
+            let frontier = now.position.map_or(0, |p| p.frontier);
+            assert!(frontier >= seen && frontier <= step && now.level >= level, "step {step}");
+            (seen, level) = (frontier, now.level);
+        }
+        assert!(level > 0, "levelled on the way");
+    });
+}
+
+#[test]
+fn n14_2_c80_a_forgotten_partition_is_never_written_again() {
+    for seed in 0..20 {
+        let bench = Bench::new(seed);
+        let (committer, disk) = (bench.committer(), bench.disk.clone());
+        bench.sim.run(async move {
+            let (acks, tracked) = track(&committer, &disk, 0).await;
+            acks.frontier.set(9);
+            committer.mark_dirty(&tracked);
+            rt::sleep(TICK + Duration::from_micros(seed * 60)).await;
+            committer.forget(destination(0)).await;
+            disk.remove_dir_all(&directory(0)).await.expect("simulated");
+            // The topic is created again under its old name and directory.
+            let (successor, _) = track(&committer, &disk, 0).await;
+            acks.frontier.set(12);
+            committer.mark_dirty(&tracked);
+            rt::sleep(Duration::from_secs(35)).await;
+            assert_eq!(stored(&committer, 0).await, Stored::default(), "seed {seed}");
+            drop(successor);
+        });
+    }
+}
+
+#[test]
+fn c81_a_vanished_directory_strands_its_partition_alone() {
+    let bench = Bench::new(8);
+    let (committer, disk) = (bench.committer(), bench.disk.clone());
+    bench.sim.run(async move {
+        let (gone, gone_tracked) = track(&committer, &disk, 0).await;
+        let (kept, kept_tracked) = track(&committer, &disk, 1).await;
+        disk.remove_dir_all(&directory(0)).await.expect("simulated");
+        gone.frontier.set(5);
+        kept.frontier.set(6);
+        committer.mark_dirty(&gone_tracked);
+        committer.mark_dirty(&kept_tracked);
+        rt::sleep(Duration::from_secs(40)).await;
+        assert!(committer.is_idle(), "nothing is retried for the stranded one");
+        assert_eq!(stored(&committer, 1).await.position, at(6));
+        assert!(gone_tracked.stranded.get());
+    });
+}
+
+#[test]
+fn c82_more_partitions_than_handles_are_all_written() {
+    let bench = Bench::new(9);
+    let disk = bench.disk.clone();
+    let options = CommitterOptions { handles_max: 3, ..CommitterOptions::default() };
+    let committer = Committer::new(disk.clone(), options);
+    bench.sim.run(async move {
+        let mut all = Vec::new();
+        for partition in 0..12 {
+            all.push(track(&committer, &disk, partition).await);
+        }
+        for round in 1..20 {
+            for (acks, tracked) in &all {
+                acks.frontier.set(round);
+                committer.mark_dirty(tracked);
+            }
+            rt::sleep(Duration::from_millis(150)).await;
+            assert!(committer.handles.borrow().len() <= 3);
+        }
+        rt::sleep(Duration::from_secs(2)).await;
+        for (partition, (_, tracked)) in (0..).zip(&all) {
+            assert_eq!(stored(&committer, partition).await.position, at(19));
+            assert_eq!(tracked.durable_frontier.get(), 19);
+        }
+    });
+}
