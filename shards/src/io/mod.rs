@@ -5,6 +5,7 @@
 
 mod buf;
 pub mod sim;
+pub mod system;
 
 use std::ffi::OsString;
 use std::io;
