@@ -22,6 +22,8 @@ pub use address::ListenAddress;
 pub use cpus::CpuSet;
 pub use units::{format_bytes, format_duration, parse_bytes, parse_duration};
 
+pub(crate) use validate::check_node_id;
+
 use settings::{Setting, INTERNAL_STORAGE_KEYS, SETTINGS};
 use value::Raw;
 
