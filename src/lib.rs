@@ -1,5 +1,7 @@
-//! The node: everything that is not one core's data plane. `config` reads the settings, `node` checks the machine
-//! and places the shards, `control` keeps the topics, `cli` is what a person types.
+//! The node: everything that is not one core's data plane. The binary `narad` is a thin shell around this library.
+//!
+//! `config` reads the settings, `node` checks the machine and places the shards, `control` keeps the topics, `cli` is
+//! what a person types.
 
 pub mod cli;
 pub mod config;

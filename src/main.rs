@@ -6,5 +6,5 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    narad_node::cli::main(std::env::args().collect())
+    narad::cli::main(std::env::args().collect())
 }

@@ -324,7 +324,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn to_the_end(&mut self, body: &mut Vec<u8>) -> io::Result<()> {
+    fn rest(&mut self, body: &mut Vec<u8>) -> io::Result<()> {
         loop {
             let buffered = self.fill()?;
             let take = buffered.len();
@@ -397,7 +397,7 @@ fn read_response(reader: &mut Reader<'_>, method: &str) -> io::Result<(Response,
             let length = length.parse().map_err(|_| bad_answer("a content length that is no number"))?;
             reader.exactly(length, &mut body)?;
         } else {
-            reader.to_the_end(&mut body)?;
+            reader.rest(&mut body)?;
             reusable = false;
         }
         response.body = body;

@@ -166,25 +166,23 @@ impl Store {
         })
     }
 
-    fn write(&self, fill: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>) -> Result<(), String> {
+    fn write(&self, fill: impl FnOnce(&redb::WriteTransaction) -> Result<(), Fault>) -> Result<(), String> {
         let database = self.database.as_ref().ok_or("is not open")?;
-        let transact = || -> Result<(), redb::Error> {
+        let transact = || -> Result<(), Fault> {
             let transaction = database.begin_write()?;
             fill(&transaction)?;
             transaction.commit()?;
             Ok(())
         };
-        transact().map_err(|error| error.to_string())
+        transact().map_err(|fault| fault.0)
     }
 
     fn read(&self) -> Result<State, String> {
-        let damaged =
-            |error: redb::Error| format!("cannot be read: {error}; restore the whole data directory from one backup");
         let database = self.database.as_ref().ok_or("is not open")?;
-        let transaction = database.begin_read().map_err(|error| damaged(error.into()))?;
-        let meta = transaction.open_table(FSM_META).map_err(|error| damaged(error.into()))?;
+        let transaction = database.begin_read().map_err(damaged)?;
+        let meta = transaction.open_table(FSM_META).map_err(damaged)?;
         let number = |key: &str| -> Result<u64, String> {
-            let value = meta.get(key).map_err(|error| damaged(error.into()))?;
+            let value = meta.get(key).map_err(damaged)?;
             Ok(value.ok_or_else(|| format!("holds no {key:?}: it is not a metadata file of this broker"))?.value())
         };
         let newer = |what: String| {
@@ -198,10 +196,10 @@ impl Store {
         if newest > Command::NEWEST_TYPE {
             return Err(newer(format!("command type {newest}, this build applies up to {}", Command::NEWEST_TYPE)));
         }
-        let table = transaction.open_table(TOPICS).map_err(|error| damaged(error.into()))?;
+        let table = transaction.open_table(TOPICS).map_err(damaged)?;
         let mut topics = Vec::new();
-        for row in table.iter().map_err(|error| damaged(error.into()))? {
-            let (name, value) = row.map_err(|error| damaged(error.into()))?;
+        for row in table.iter().map_err(damaged)? {
+            let (name, value) = row.map_err(damaged)?;
             let topic = serde_json::from_slice::<TopicRow>(value.value())
                 .map_err(|error| error.to_string())
                 .and_then(|row| row.into_topic(name.value()))
@@ -242,6 +240,19 @@ impl Storage for Store {
             self.database = None;
         }
         result.map_err(|error| format!("{}: {error}", self.path.display()))
+    }
+}
+
+fn damaged(error: impl Into<redb::Error>) -> String {
+    format!("cannot be read: {}; restore the whole data directory from one backup", error.into())
+}
+
+/// What redb said. Its own error type is too large to hand about.
+struct Fault(String);
+
+impl<E: Into<redb::Error>> From<E> for Fault {
+    fn from(error: E) -> Fault {
+        Fault(error.into().to_string())
     }
 }
 

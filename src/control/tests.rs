@@ -75,7 +75,7 @@ impl Storage for Shelf {
 #[derive(Clone)]
 struct Shards {
     shelf: Shelf,
-    installed: Rc<RefCell<Vec<Arc<Snapshot>>>>,
+    installed: Installed,
 }
 
 impl Install for Shards {
@@ -90,7 +90,9 @@ impl Install for Shards {
     }
 }
 
-fn start(shelf: &Shelf, shards: ShardId) -> (Rc<Control>, Rc<RefCell<Vec<Arc<Snapshot>>>>) {
+type Installed = Rc<RefCell<Vec<Arc<Snapshot>>>>;
+
+fn start(shelf: &Shelf, shards: ShardId) -> (Rc<Control>, Installed) {
     let installed = Rc::new(RefCell::new(Vec::new()));
     let install = Rc::new(Shards { shelf: shelf.clone(), installed: installed.clone() });
     let control = Control::start(Metastore::new(shelf.clone(), shelf.state(), shards), install);

@@ -149,8 +149,9 @@ mod tests {
 
     #[test]
     fn lessons_p1_to_p5_cores_come_from_what_is_allowed_and_nothing_else() {
+        type Case<'a> = (&'a str, Option<&'a str>, Option<u16>, Option<&'a str>, &'a [u32]);
         // affinity, group, --shards, --cpus -> CPUs of the shards
-        let cases: &[(&str, Option<&str>, Option<u16>, Option<&str>, &[u32])] = &[
+        let cases: &[Case] = &[
             ("0-3", None, None, None, &[0, 1, 2, 3]),
             ("2-5,8", None, None, None, &[2, 3, 4, 5, 8]), // never assume CPU 0
             ("0-63", Some("10-11"), None, None, &[10, 11]), // wider affinity than the group

@@ -111,7 +111,8 @@ fn e50_the_stored_node_id_wins_and_a_different_one_is_refused() {
 
 #[test]
 fn k16_a_directory_that_lost_a_part_is_refused_and_left_alone() {
-    let cases: &[(&str, &dyn Fn(&Path), &str)] = &[
+    type Case<'a> = (&'a str, &'a dyn Fn(&Path), &'a str);
+    let cases: &[Case] = &[
         ("nostate", &|root| fs::remove_dir_all(root.join("metastore")).unwrap(), "metastore/state.redb is missing"),
         (
             "noid",
