@@ -77,6 +77,19 @@ fn a_first_start_makes_a_private_directory_and_the_next_one_finds_it() {
 }
 
 #[test]
+fn what_was_prepared_can_move_to_the_threads_that_use_it() {
+    fn moves<T: Send + 'static>() {}
+    moves::<Prepared>();
+    moves::<Metastore<Store>>();
+    // Reading the CPUs and making a trial ring pins nothing: a second start sees the same ones.
+    let allowed = system::allowed_cpus().unwrap();
+    let directory = Directory::new("unpinned");
+    let prepared = start(&directory.0).unwrap();
+    assert_eq!(system::allowed_cpus().unwrap(), allowed);
+    assert!(prepared.cpus.allowed.iter().all(|cpu| allowed.contains(&cpu)));
+}
+
+#[test]
 fn e12_two_nodes_never_share_a_directory() {
     let directory = Directory::new("shared");
     let first = start(&directory.0).unwrap();
