@@ -6,6 +6,7 @@
 mod buf;
 pub mod ring;
 pub mod sim;
+pub mod system;
 
 use std::ffi::OsString;
 use std::io;

@@ -1,0 +1,207 @@
+//! `narad serve` and `narad server start`: flags to settings, checks, then the node.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use argh::FromArgs;
+
+use crate::config::{self, Sources};
+use crate::node;
+
+use super::Failure;
+
+/// Run the broker.
+#[derive(FromArgs, Debug, Default)]
+#[argh(subcommand, name = "serve")]
+pub struct Serve {
+    /// settings as a JSON file
+    #[argh(option)]
+    config: Option<PathBuf>,
+    /// address of the client API (http.addr)
+    #[argh(option)]
+    addr: Option<String>,
+    /// port of the client API; leaves the host of http.addr as it is
+    #[argh(option)]
+    port: Option<u16>,
+    /// everything the node stores (storage.data_dir)
+    #[argh(option)]
+    data_dir: Option<String>,
+    /// identity of the node (cluster.node_id)
+    #[argh(option)]
+    node_id: Option<String>,
+    /// debug, info, warn or error (log.level)
+    #[argh(option)]
+    log_level: Option<String>,
+    /// json or text (log.format)
+    #[argh(option)]
+    log_format: Option<String>,
+    /// number of shards, one a core (runtime.shards)
+    #[argh(option)]
+    shards: Option<String>,
+    /// CPUs of the shards, such as 2-5,8 (runtime.cpus)
+    #[argh(option)]
+    cpus: Option<String>,
+    /// leave the placement of threads to the kernel (runtime.no_pin)
+    #[argh(switch)]
+    no_pin: bool,
+    /// CPU of the control thread (runtime.control_cpu)
+    #[argh(option)]
+    control_cpu: Option<String>,
+    /// microseconds to poll before a shard sleeps (runtime.spin_us)
+    #[argh(option)]
+    spin_us: Option<String>,
+    /// memory of all shards together, such as 2GiB (runtime.memory)
+    #[argh(option)]
+    memory: Option<String>,
+}
+
+/// Run the broker with defaults.
+#[derive(FromArgs, Debug)]
+#[argh(subcommand, name = "server")]
+pub struct Server {
+    #[argh(subcommand)]
+    command: ServerCommand,
+}
+
+#[derive(FromArgs, Debug)]
+#[argh(subcommand)]
+enum ServerCommand {
+    Start(Start),
+}
+
+/// Start a broker; --dev for a laptop.
+#[derive(FromArgs, Debug)]
+#[argh(subcommand, name = "start")]
+struct Start {
+    /// loopback only, no authentication, data in ~/.narad/data, readable logs
+    #[argh(switch)]
+    dev: bool,
+    /// port of the client API
+    #[argh(option)]
+    port: Option<u16>,
+    /// everything the node stores
+    #[argh(option)]
+    data_dir: Option<String>,
+}
+
+impl Serve {
+    fn sources(self, environment: Vec<(String, String)>) -> Result<Sources, Failure> {
+        if self.addr.is_some() && self.port.is_some() {
+            return Err(Failure::Usage("--addr and --port both name the port: give one of them".to_owned()));
+        }
+        let no_pin = self.no_pin.then(|| "true".to_owned());
+        let flags = [
+            ("http.addr", self.addr),
+            ("storage.data_dir", self.data_dir),
+            ("cluster.node_id", self.node_id),
+            ("log.level", self.log_level),
+            ("log.format", self.log_format),
+            ("runtime.shards", self.shards),
+            ("runtime.cpus", self.cpus),
+            ("runtime.no_pin", no_pin),
+            ("runtime.control_cpu", self.control_cpu),
+            ("runtime.spin_us", self.spin_us),
+            ("runtime.memory", self.memory),
+        ];
+        let flags = flags.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+        Ok(Sources { file: self.config, environment, flags, port: self.port, ..Sources::default() })
+    }
+}
+
+/// Variables that are not UTF-8 cannot be ours.
+fn environment() -> Vec<(String, String)> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+pub fn serve(serve: Serve) -> Result<(), Failure> {
+    start(serve.sources(environment())?)
+}
+
+pub fn server(server: Server) -> Result<(), Failure> {
+    let ServerCommand::Start(command) = server.command;
+    let serve = Serve { port: command.port, data_dir: command.data_dir, ..Serve::default() };
+    let mut sources = serve.sources(environment())?;
+    if command.dev {
+        let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+        let home = home.ok_or_else(|| Failure::Usage("HOME is not set: say where to store with --data-dir".to_owned()));
+        sources.dev = true;
+        sources.dev_data_dir = match sources.flags.iter().any(|(key, _)| *key == "storage.data_dir") {
+            true => None,
+            false => Some(PathBuf::from(home?).join(".narad/data")),
+        };
+    }
+    start(sources)
+}
+
+fn start(sources: Sources) -> Result<(), Failure> {
+    let config = config::load(&sources).map_err(|error| Failure::Request(error.to_string()))?;
+    let dev = config.dev;
+    let mut say = |text: String| drop(writeln!(io::stderr(), "narad: {text}"));
+    let prepared = node::prepare(config, &mut say).map_err(|refusal| Failure::Request(refusal.line()))?;
+    if dev {
+        let banner = banner(&prepared.http_addr.to_string(), &prepared.data.root.display().to_string());
+        writeln!(io::stdout(), "{banner}")?;
+    }
+    node::run(prepared).map_err(Failure::Request)
+}
+
+fn banner(address: &str, data_dir: &str) -> String {
+    format!(
+        "narad  dev mode: auth OFF, bound to loopback only\n\
+         \x20 api   http://{address}\n\
+         \x20 data  {data_dir}\n\
+         \x20 try   narad -s http://{address} topic add hello && narad -s http://{address} pub hello 'first message'"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Serve {
+        Serve::from_args(&["narad", "serve"], args).unwrap()
+    }
+
+    #[test]
+    fn every_flag_reaches_its_setting() {
+        let serve = parse(&[
+            "--addr",
+            "127.0.0.1:1",
+            "--data-dir",
+            "/d",
+            "--node-id",
+            "n",
+            "--log-level",
+            "warn",
+            "--log-format",
+            "text",
+            "--cpus",
+            "2-3",
+            "--control-cpu",
+            "1",
+            "--spin-us",
+            "5",
+            "--memory",
+            "2GiB",
+        ]);
+        let config = config::load(&serve.sources(Vec::new()).unwrap()).unwrap();
+        assert_eq!(config.http.addr.to_string(), "127.0.0.1:1");
+        assert_eq!(config.storage.data_dir, PathBuf::from("/d"));
+        assert_eq!(config.cluster.node_id.as_deref(), Some("n"));
+        assert_eq!((config.log.level, config.log.format), (config::LogLevel::Warn, config::LogFormat::Text));
+        assert_eq!(config.runtime.cpus.unwrap().to_string(), "2-3");
+        assert_eq!((config.runtime.control_cpu, config.runtime.spin_us), (Some(1), 5));
+        assert_eq!(config.runtime.memory_bytes, Some(2 << 30));
+        let config =
+            config::load(&parse(&["--shards", "4", "--no-pin", "--port", "9"]).sources(Vec::new()).unwrap()).unwrap();
+        assert_eq!((config.runtime.shards, config.runtime.no_pin, config.http.addr.port), (Some(4), true, 9));
+        assert!(matches!(parse(&["--addr", ":1", "--port", "2"]).sources(Vec::new()), Err(Failure::Usage(_))));
+    }
+
+    #[test]
+    fn the_banner_begins_as_documented() {
+        assert!(banner("127.0.0.1:7942", "/d").starts_with("narad  dev mode: auth OFF, bound to loopback only\n"));
+    }
+}

@@ -1,0 +1,396 @@
+//! Commands against a scripted server: what is sent, what is printed, how it ends.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::thread::JoinHandle;
+
+use argh::FromArgs;
+
+use super::client::Request;
+use super::*;
+
+/// A request as the server saw it.
+#[derive(Debug)]
+struct Seen {
+    head: String,
+    body: Vec<u8>,
+    connection: usize,
+}
+
+/// Answers requests with the given texts, in order; a text that ends in `!` closes the connection behind it.
+fn server(answers: Vec<String>) -> (Client, JoinHandle<Vec<Seen>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = Client::new(Endpoint::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap());
+    let thread = std::thread::spawn(move || {
+        let mut answers = answers.into_iter().peekable();
+        let mut seen = Vec::new();
+        let mut connection = 0;
+        while answers.peek().is_some() {
+            let (stream, _) = listener.accept().unwrap();
+            let mut reader = BufReader::new(stream);
+            connection += 1;
+            while let Some(answer) = answers.peek() {
+                let Some((head, body)) = read_request(&mut reader) else { break };
+                seen.push(Seen { head, body, connection });
+                let close = answer.ends_with('!');
+                reader.get_mut().write_all(answer.trim_end_matches('!').as_bytes()).unwrap();
+                answers.next();
+                if close {
+                    break;
+                }
+            }
+        }
+        seen
+    });
+    (client, thread)
+}
+
+fn read_request(reader: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head).ok()? == 0 {
+            return None;
+        }
+    }
+    let length =
+        head.lines().find_map(|line| line.strip_prefix("Content-Length: ")).map_or(0, |text| text.parse().unwrap());
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((head, body))
+}
+
+fn answer(status: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+}
+
+fn empty(status: &str) -> String {
+    format!("HTTP/1.1 {status}\r\n\r\n")
+}
+
+struct Outcome {
+    result: Result<(), Failure>,
+    out: String,
+    err: String,
+    seen: Vec<Seen>,
+}
+
+/// Runs one command line against scripted answers.
+fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
+    let (mut client, thread) = server(answers);
+    let args = normalise(args.iter().map(|arg| (*arg).to_owned()).collect());
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let parsed = Narad::from_args(&["narad"], &args).unwrap();
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut input = input.as_bytes();
+    let result = match parsed.command {
+        Command::Topic(command) => topic::run(command, &mut client, &mut input, &mut out, &mut err),
+        Command::Pub(command) => publish::run(command, &mut client, &mut input, &mut err),
+        Command::Sub(command) => subscribe::run(command, &mut client, &mut out, &mut err),
+        other => panic!("not a client command: {other:?}"),
+    };
+    drop(client);
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    // Wrong usage sends nothing: that server waits for ever.
+    let seen = if matches!(result, Err(Failure::Usage(_))) { Vec::new() } else { thread.join().unwrap() };
+    Outcome { result, out: text(out), err: text(err), seen }
+}
+
+fn first_line(seen: &Seen) -> &str {
+    seen.head.lines().next().unwrap_or("")
+}
+
+fn failure(outcome: Outcome) -> String {
+    match outcome.result {
+        Err(Failure::Request(text)) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn arguments_are_understood_as_people_write_them() {
+    let cases: &[(&[&str], &[&str])] = &[
+        (&["topics", "ls"], &["topic", "ls"]),
+        (&["topic", "ls", "-s", "http://a:1"], &["-s", "http://a:1", "topic", "ls"]),
+        (
+            &["topic", "add", "x", "--retention=12h", "--server=http://a:1"],
+            &["--server", "http://a:1", "topic", "add", "x", "--retention", "12h"],
+        ),
+        (&["pub", "topics", "a=b"], &["pub", "topics", "a=b"]),
+        (&["pub", "t", "--", "--count=3", "-s"], &["pub", "t", "--", "--count=3", "-s"]),
+    ];
+    for (given, expected) in cases {
+        assert_eq!(normalise(given.iter().map(|arg| (*arg).to_owned()).collect()), *expected);
+    }
+}
+
+#[test]
+fn servers_are_named_by_flag_then_environment_then_default() {
+    let parse = |url| Endpoint::parse(url);
+    assert_eq!(Endpoint::choose(None, None), parse("http://127.0.0.1:7942"));
+    assert_eq!(Endpoint::choose(None, Some("")), parse("http://127.0.0.1:7942"));
+    assert_eq!(Endpoint::choose(None, Some("http://b:2/")), parse("b:2"));
+    assert_eq!(Endpoint::choose(Some("http://c:3"), Some("http://b:2")), parse("c:3"));
+    assert_eq!(parse("http://[::1]:7942"), parse("[::1]:7942"));
+    for url in ["https://a", "ftp://a", "http://", "http://a/b", "http://u:p@a", "http://a:x", "http://a b"] {
+        assert!(matches!(parse(url), Err(Failure::Usage(_))), "{url}");
+    }
+}
+
+#[test]
+fn topic_add_sends_what_was_given_and_prints_the_topic() {
+    let topic = r#"{"name":"orders","id":"00000000000000aa","partitions":6}"#;
+    let done = narad(
+        &[
+            "topic",
+            "add",
+            "orders",
+            "--partitions",
+            "6",
+            "--retention",
+            "12h",
+            "--visibility",
+            "45s",
+            "--max-in-flight",
+            "0",
+        ],
+        "",
+        vec![answer("201 Created", topic)],
+    );
+    done.result.unwrap();
+    assert!(done.out.contains("\"id\": \"00000000000000aa\""), "{}", done.out);
+    assert_eq!(first_line(&done.seen[0]), "POST /v1/topics HTTP/1.1");
+    for header in ["X-Narad-Client: narad-cli/", "Content-Type: application/json"] {
+        assert!(done.seen[0].head.contains(header), "{}", done.seen[0].head);
+    }
+    let body: serde_json::Value = serde_json::from_slice(&done.seen[0].body).unwrap();
+    let expected =
+        serde_json::json!({"name":"orders","partitions":6,"retention_ms":43_200_000,"visibility_timeout_ms":45_000});
+    assert_eq!(body, expected);
+    // 0 is the server's default, forever is 0 on the wire.
+    let forever = narad(&["topic", "add", "a", "--retention", "forever"], "", vec![answer("201 Created", topic)]);
+    assert_eq!(forever.seen[0].body, br#"{"name":"a","retention_ms":0}"#);
+    let default = narad(&["topic", "add", "a", "--retention", "0"], "", vec![answer("201 Created", topic)]);
+    assert_eq!(default.seen[0].body, br#"{"name":"a"}"#);
+    let refused =
+        narad(&["topic", "add", "a"], "", vec![answer("409 Conflict", r#"{"error":"topic already exists"}"#)]);
+    assert_eq!(failure(refused), "topic already exists (409)");
+}
+
+#[test]
+fn topic_ls_walks_all_pages_on_one_connection() {
+    let page = |token: &str, name: &str, retention: u64| {
+        answer(
+            "200 OK",
+            &format!(
+                r#"{{"next_page_token":"{token}","topics":[{{"name":"{name}","partitions":3,"retention_ms":{retention},"role":"standalone"}}]}}"#
+            ),
+        )
+    };
+    let pages = || vec![page("a", "a", 0), page("", "longer", 604_800_000)];
+    let done = narad(&["topics", "ls"], "", pages());
+    done.result.unwrap();
+    assert_eq!(
+        done.out,
+        "NAME    PARTITIONS  RETENTION  ROLE\na       3           forever    standalone\nlonger  3           168h       standalone\n"
+    );
+    assert_eq!(first_line(&done.seen[1]), "GET /v1/topics?page_token=a HTTP/1.1");
+    assert_eq!(done.seen[1].connection, 1, "kept alive");
+    let json = narad(&["topic", "ls", "--json"], "", pages());
+    let topics: Vec<serde_json::Value> = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(topics.len(), 2);
+    let endless = narad(&["topic", "ls"], "", vec![page("a", "a", 0), page("a", "a", 0)]);
+    assert!(failure(endless).contains("pages do not end"));
+}
+
+#[test]
+fn topic_rm_asks_first() {
+    let asked = narad(&["topic", "rm", "a"], "n\n", vec![]);
+    assert_eq!(asked.err, "delete topic \"a\" and all its data? [y/N] ");
+    assert_eq!(failure(asked), "nothing was deleted");
+    let done = narad(&["topic", "rm", "a/b"], "y\n", vec![empty("204 No Content")]);
+    done.result.unwrap();
+    assert_eq!(first_line(&done.seen[0]), "DELETE /v1/topics/a%2Fb HTTP/1.1");
+    let forced =
+        narad(&["topic", "rm", "-f", "a"], "", vec![answer("404 Not Found", r#"{"error":"topic not found"}"#)]);
+    assert_eq!(forced.err, "");
+    assert_eq!(failure(forced), "topic not found (404)");
+}
+
+#[test]
+fn pub_sends_bytes_as_they_are() {
+    let done =
+        narad(&["pub", "t", "h\u{e9}llo", "-k", "a b", "--partition", "2"], "", vec![answer("202 Accepted", "")]);
+    done.result.unwrap();
+    assert_eq!(first_line(&done.seen[0]), "POST /v1/topics/t/produce?key=a%20b&partition=2 HTTP/1.1");
+    assert_eq!(done.seen[0].body, "h\u{e9}llo".as_bytes());
+    assert!(done.seen[0].head.contains("Content-Type: application/octet-stream"));
+    assert_eq!(done.err, "accepted (6 bytes)\n");
+    let lines = narad(&["pub", "t"], "one\r\n\ntwo", vec![answer("202 Accepted", ""); 2]);
+    lines.result.unwrap();
+    assert_eq!(lines.seen.iter().map(|seen| seen.body.as_slice()).collect::<Vec<_>>(), [b"one", b"two"]);
+    assert!(lines.err.starts_with("accepted 2 messages in ") && lines.err.ends_with(" msg/s)\n"), "{}", lines.err);
+    let stopped = narad(
+        &["pub", "t", "m", "--count", "3"],
+        "",
+        vec![
+            answer("202 Accepted", ""),
+            answer("503 Service Unavailable", r#"{"error":"memory budget exhausted, retry"}"#),
+        ],
+    );
+    assert!(stopped.err.starts_with("accepted 1 messages"), "{}", stopped.err);
+    assert_eq!(failure(stopped), "memory budget exhausted, retry (503)");
+}
+
+#[test]
+fn pub_batches_lines_and_repetitions() {
+    let accepted = |n: u64| answer("202 Accepted", &format!("{{\"accepted\":{n}}}\n"));
+    let done = narad(&["pub", "t", "--batch", "2", "-k", "k"], "a\nb\nc\n", vec![accepted(2), accepted(1)]);
+    done.result.unwrap();
+    assert_eq!(first_line(&done.seen[0]), "POST /v1/topics/t/produce/batch HTTP/1.1");
+    let expected = r#"{"messages":[{"payload":"YQ==","payload_encoding":"base64","key":"k"},{"payload":"Yg==","payload_encoding":"base64","key":"k"}]}"#;
+    assert_eq!(String::from_utf8_lossy(&done.seen[0].body), expected);
+    let repeated = narad(
+        &["pub", "t", "x", "--batch", "3", "--count", "7", "--partition", "0"],
+        "",
+        vec![accepted(3), accepted(3), accepted(1)],
+    );
+    repeated.result.unwrap();
+    assert!(repeated.err.starts_with("accepted 7 messages in"));
+    let partly = narad(&["pub", "t", "x", "--batch", "3", "--count", "3"], "", vec![accepted(2)]);
+    assert_eq!(failure(partly), "the server accepted 2 of 3 messages");
+}
+
+#[test]
+fn wrong_usage_is_found_before_anything_is_sent() {
+    let cases: &[&[&str]] = &[
+        &["pub", "t", "m", "-f", "/etc/hostname"],
+        &["pub", "t", "--count", "2"],
+        &["pub", "t", "m", "--count", "0"],
+        &["pub", "t", "m", "--batch", "1001"],
+        &["pub", "t", "-f", "/nonexistent/file"],
+        &["sub", "t", "--from", "3"],
+        &["sub", "t", "--peek", "--no-ack"],
+        &["topic", "add", "a", "--retention", "12"],
+        &["topic", "add", "a", "--visibility", "forever"],
+        &["topic", "add", "a", "--visibility", "1us"],
+    ];
+    for args in cases {
+        let outcome = narad(args, "", vec![String::from("nothing is sent")]);
+        assert!(matches!(outcome.result, Err(Failure::Usage(_))), "{args:?}: {:?}", outcome.result);
+    }
+}
+
+const MESSAGE: &str =
+    r#"{"topic":"t","partition":1,"offset":7,"key":"k","payload":{"n": 1},"timestamp":0,"receipt_handle":"1:7:99"}"#;
+
+#[test]
+fn sub_prints_and_acks_and_retries_acks_that_got_no_clear_answer() {
+    let done = narad(
+        &["sub", "t", "--count", "1"],
+        "",
+        vec![
+            empty("204 No Content"),
+            answer("200 OK", MESSAGE),
+            answer("503 Service Unavailable", "the ack did not reach the partition owner and was not applied; retry"),
+            answer("502 Bad Gateway", "the partition owner did not answer; the ack may have been applied; retry"),
+            answer("410 Gone", r#"{"error":"receipt handle no longer matches an active reservation"}"#),
+        ],
+    );
+    done.result.unwrap();
+    assert_eq!(done.out, "[p1 @7] key=k 1970-01-01T00:00:00Z {\"n\": 1}\n");
+    assert_eq!(done.err, "1 message(s) received\n");
+    assert_eq!(first_line(&done.seen[0]), "GET /v1/topics/t/consume?wait=10s HTTP/1.1");
+    assert_eq!(first_line(&done.seen[2]), "POST /v1/topics/t/ack?receipt_handle=1%3A7%3A99 HTTP/1.1");
+    assert_eq!(done.seen.len(), 5);
+}
+
+#[test]
+fn sub_says_which_message_will_come_again() {
+    let gone = answer("410 Gone", r#"{"error":"receipt handle no longer matches an active reservation"}"#);
+    let done =
+        narad(&["sub", "t", "--count", "1", "--raw", "--partition", "1"], "", vec![answer("200 OK", MESSAGE), gone]);
+    done.result.unwrap();
+    assert_eq!(done.out, "{\"n\": 1}\n");
+    assert!(done.err.starts_with("[p1 @7] is not acked and will come again: receipt handle"), "{}", done.err);
+    assert_eq!(first_line(&done.seen[0]), "GET /v1/topics/t/consume?wait=10s&partition=1 HTTP/1.1");
+    let no_ack = narad(&["sub", "t", "--count", "1", "--no-ack"], "", vec![answer("200 OK", MESSAGE)]);
+    assert_eq!(no_ack.seen.len(), 1);
+}
+
+#[test]
+fn sub_peek_reads_along_from_the_end_and_skips_gaps() {
+    let details = r#"{"name":"t","partition_stats":[{"index":0,"high_watermark":5,"status":"ok"},{"index":1,"high_watermark":7,"status":"ok"}]}"#;
+    let done = narad(
+        &["sub", "t", "--peek", "--count", "1"],
+        "",
+        vec![
+            answer("200 OK", details),
+            empty("204 No Content"),
+            answer("410 Gone", r#"{"error":"offset 7 aged out of retention (oldest retained: 9)"}"#),
+            empty("204 No Content"),
+            answer("200 OK", MESSAGE),
+        ],
+    );
+    done.result.unwrap();
+    let lines: Vec<&str> = done.seen.iter().map(first_line).collect();
+    assert_eq!(lines[1], "GET /v1/topics/t/consume?offset=5&partition=0 HTTP/1.1");
+    assert_eq!(lines[4], "GET /v1/topics/t/consume?offset=9&partition=1 HTTP/1.1");
+    let down = details.replacen("\"ok\"", "\"owner_unavailable\"", 1);
+    let refused = narad(&["sub", "t", "--peek"], "", vec![answer("200 OK", &down)]);
+    assert!(failure(refused).contains("give --partition and --from"));
+}
+
+#[test]
+fn lesson_n87_a_redirect_is_never_followed() {
+    let redirect = "HTTP/1.1 302 Found\r\nLocation: http://evil.example/\r\nContent-Length: 0\r\n\r\n".to_owned();
+    let outcome = narad(&["topic", "info", "a"], "", vec![redirect]);
+    assert_eq!(outcome.seen.len(), 1);
+    assert!(failure(outcome).contains("a redirect to \"http://evil.example/\", which is not followed"));
+}
+
+#[test]
+fn answers_are_read_in_every_framing() {
+    let chunked =
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\n{\"a\r\n5\r\n\": 1}\r\n0\r\nTrailer: 1\r\n\r\n"
+            .to_owned();
+    let to_the_end = "HTTP/1.1 200 OK\r\n\r\n{\"b\": 2}!".to_owned();
+    let closing = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}!".to_owned();
+    let interim = format!("HTTP/1.1 100 Continue\r\n\r\n{}", answer("200 OK", "{}"));
+    let (mut client, thread) = server(vec![chunked, to_the_end, closing, interim, empty("204 No Content")]);
+    let bodies: Vec<(u16, Vec<u8>)> = (0..5)
+        .map(|_| client.call(&Request::new("GET", "/")).map(|response| (response.status, response.body)).unwrap())
+        .collect();
+    let expected: [(u16, &[u8]); 5] =
+        [(200, b"{\"a\": 1}"), (200, b"{\"b\": 2}"), (200, b"{}"), (200, b"{}"), (204, b"")];
+    assert_eq!(bodies, expected.map(|(status, body)| (status, body.to_vec())));
+    drop(client);
+    let connections: Vec<usize> = thread.join().unwrap().iter().map(|seen| seen.connection).collect();
+    assert_eq!(connections, [1, 1, 2, 3, 3]);
+}
+
+#[test]
+fn no_answer_is_told_from_a_refusal() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut client = Client::new(Endpoint::parse(&free.to_string()).unwrap());
+    match client.call(&Request::new("GET", "/")) {
+        Err(Failure::Unreachable(text)) => assert!(text.contains(&free.to_string()), "{text}"),
+        other => panic!("{other:?}"),
+    }
+    for (text, expected) in [
+        ("!", "closed the connection"),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab!", "broke off"),
+        ("SSH-2.0-OpenSSH\r\n!", "does not look like a Narad server"),
+        ("HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n!", "too large"),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n!", "no size"),
+    ] {
+        let (mut client, thread) = server(vec![text.to_owned()]);
+        match client.call(&Request::new("POST", "/")) {
+            Err(Failure::Unreachable(text)) => {
+                assert!(text.contains(expected) && text.contains("may have been done"), "{text}")
+            }
+            other => panic!("{text:?}: {other:?}"),
+        }
+        drop(client);
+        thread.join().unwrap();
+    }
+}

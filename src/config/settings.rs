@@ -1,0 +1,176 @@
+//! The table of settings: key in the file, variable, and where the value goes (operations.md §3).
+
+use std::path::PathBuf;
+
+use super::value::Raw;
+use super::{Codec, CompressionLevel, Config, LogFormat, LogLevel};
+
+pub(super) struct Setting {
+    /// `section.name`; every message names a setting by it.
+    pub key: &'static str,
+    pub environment: Option<&'static str>,
+    pub apply: fn(&mut Config, Raw<'_>) -> Result<(), String>,
+}
+
+impl Setting {
+    pub fn section(&self) -> &'static str {
+        self.key.split_once('.').map_or(self.key, |(section, _)| section)
+    }
+
+    pub fn is(&self, section: &str, name: &str) -> bool {
+        self.key.split_once('.') == Some((section, name))
+    }
+}
+
+/// Keys of `storage` that exist inside but that nobody may set: they are part of the durability promise.
+pub(super) const INTERNAL_STORAGE_KEYS: [&str; 16] = [
+    "fsync",
+    "fsync_mode",
+    "fsync_interval",
+    "fsync_interval_ms",
+    "sync_interval",
+    "sync_interval_ms",
+    "flush_interval",
+    "flush_interval_ms",
+    "flush_bytes",
+    "segment_bytes",
+    "segment_size",
+    "segment_size_bytes",
+    "max_segment_bytes",
+    "index_interval_bytes",
+    "block_bytes",
+    "write_window_bytes",
+];
+
+const WAL_PREALLOC_REFUSED: &str =
+    "false is refused: a WAL segment is always prepared ahead of use, since first writes into unprepared blocks wait for the file system's journal";
+
+const fn setting(
+    key: &'static str,
+    environment: &'static str,
+    apply: fn(&mut Config, Raw<'_>) -> Result<(), String>,
+) -> Setting {
+    Setting { key, environment: if environment.is_empty() { None } else { Some(environment) }, apply }
+}
+
+/// Assigns a parsed value to a field.
+macro_rules! into {
+    ($($field:ident).+, $kind:ident) => {
+        |config, value| value.$kind().map(|value| config.$($field).+ = value)
+    };
+    ($($field:ident).+, some $kind:ident) => {
+        |config, value| value.$kind().map(|value| config.$($field).+ = Some(value))
+    };
+}
+
+pub(super) const SETTINGS: &[Setting] = &[
+    setting("http.addr", "NARAD_HTTP_ADDR", into!(http.addr, address)),
+    setting("http.read_timeout", "NARAD_HTTP_READ_TIMEOUT", into!(http.read_timeout, duration)),
+    setting("http.write_timeout", "NARAD_HTTP_WRITE_TIMEOUT", into!(http.write_timeout, duration)),
+    setting("http.idle_timeout", "NARAD_HTTP_IDLE_TIMEOUT", into!(http.idle_timeout, duration)),
+    setting("http.shutdown_grace", "NARAD_HTTP_SHUTDOWN_GRACE", into!(http.shutdown_grace, duration)),
+    setting("http.max_consume_wait", "NARAD_HTTP_MAX_CONSUME_WAIT", into!(http.max_consume_wait, duration)),
+    setting("http.max_header_bytes", "NARAD_HTTP_MAX_HEADER_BYTES", into!(http.max_header_bytes, integer)),
+    setting("http.max_connections", "NARAD_HTTP_MAX_CONNECTIONS", into!(http.max_connections, integer)),
+    setting(
+        "http.max_consume_in_flight_per_identity",
+        "NARAD_HTTP_MAX_CONSUME_IN_FLIGHT_PER_IDENTITY",
+        into!(http.max_consume_in_flight_per_identity, integer),
+    ),
+    setting(
+        "http.max_produce_in_flight_per_identity",
+        "NARAD_HTTP_MAX_PRODUCE_IN_FLIGHT_PER_IDENTITY",
+        into!(http.max_produce_in_flight_per_identity, integer),
+    ),
+    setting(
+        "http.max_batch_body_bytes_in_flight",
+        "NARAD_HTTP_MAX_BATCH_BODY_BYTES_IN_FLIGHT",
+        into!(http.max_batch_body_bytes_in_flight, integer),
+    ),
+    setting("http.metrics_addr", "NARAD_HTTP_METRICS_ADDR", |config, value| {
+        let text = value.text()?;
+        config.http.metrics_addr = if text.is_empty() { None } else { Some(value.address()?) };
+        Ok(())
+    }),
+    setting(
+        "http.metrics_unauthenticated",
+        "NARAD_HTTP_METRICS_UNAUTHENTICATED",
+        into!(http.metrics_unauthenticated, boolean),
+    ),
+    setting("cluster.node_id", "NARAD_NODE_ID", into!(cluster.node_id, some text)),
+    setting("storage.data_dir", "NARAD_DATA_DIR", |config, value| {
+        config.storage.data_dir = PathBuf::from(value.text()?);
+        Ok(())
+    }),
+    setting("storage.codec", "", |config, value| {
+        config.storage.codec = value.choice(&[("none", Codec::None), ("zstd", Codec::Zstd)])?;
+        Ok(())
+    }),
+    setting("storage.compression_level", "", |config, value| {
+        config.storage.compression_level = value.choice(&[
+            ("fastest", CompressionLevel::Fastest),
+            ("default", CompressionLevel::Default),
+            ("better", CompressionLevel::Better),
+            ("best", CompressionLevel::Best),
+        ])?;
+        Ok(())
+    }),
+    setting("storage.idle_log_eviction_ms", "", into!(storage.idle_log_eviction_ms, integer)),
+    setting("storage.cold_retention_walk_ms", "", into!(storage.cold_retention_walk_ms, integer)),
+    setting(
+        "storage.consumer_offset_commit_interval_ms",
+        "",
+        into!(storage.consumer_offset_commit_interval_ms, integer),
+    ),
+    setting("storage.ingress_wal_prealloc", "", |_, value| match value.boolean()? {
+        true => Ok(()),
+        false => Err(WAL_PREALLOC_REFUSED.to_owned()),
+    }),
+    setting("topic.default_partitions", "NARAD_TOPIC_DEFAULT_PARTITIONS", into!(topic.default_partitions, integer_u32)),
+    setting("topic.max_partitions", "NARAD_TOPIC_MAX_PARTITIONS", into!(topic.max_partitions, integer_u32)),
+    setting(
+        "topic.default_retention_age_ms",
+        "NARAD_TOPIC_DEFAULT_RETENTION_AGE_MS",
+        into!(topic.default_retention_age_ms, integer),
+    ),
+    setting(
+        "topic.default_visibility_timeout_ms",
+        "NARAD_TOPIC_DEFAULT_VISIBILITY_TIMEOUT_MS",
+        into!(topic.default_visibility_timeout_ms, integer),
+    ),
+    setting(
+        "topic.default_max_in_flight_per_partition",
+        "NARAD_TOPIC_DEFAULT_MAX_IN_FLIGHT_PER_PARTITION",
+        into!(topic.default_max_in_flight_per_partition, integer_u32),
+    ),
+    setting(
+        "topic.default_max_acked_ahead_per_partition",
+        "NARAD_TOPIC_DEFAULT_MAX_ACKED_AHEAD_PER_PARTITION",
+        into!(topic.default_max_acked_ahead_per_partition, integer_u32),
+    ),
+    setting("log.level", "NARAD_LOG_LEVEL", |config, value| {
+        config.log.level = value.choice(&[
+            ("debug", LogLevel::Debug),
+            ("info", LogLevel::Info),
+            ("warn", LogLevel::Warn),
+            ("error", LogLevel::Error),
+        ])?;
+        Ok(())
+    }),
+    setting("log.format", "NARAD_LOG_FORMAT", |config, value| {
+        config.log.format = value.choice(&[("json", LogFormat::Json), ("text", LogFormat::Text)])?;
+        Ok(())
+    }),
+    setting("security.enabled", "NARAD_SECURITY_ENABLED", into!(security.enabled, boolean)),
+    setting("runtime.shards", "NARAD_RUNTIME_SHARDS", |config, value| {
+        let shards = value.integer()?;
+        let bounded = u16::try_from(shards).map_err(|_| format!("{shards} is far more than a machine has cores"))?;
+        config.runtime.shards = Some(bounded);
+        Ok(())
+    }),
+    setting("runtime.cpus", "NARAD_RUNTIME_CPUS", into!(runtime.cpus, some cpus)),
+    setting("runtime.no_pin", "NARAD_RUNTIME_NO_PIN", into!(runtime.no_pin, boolean)),
+    setting("runtime.control_cpu", "NARAD_RUNTIME_CONTROL_CPU", into!(runtime.control_cpu, some integer_u32)),
+    setting("runtime.spin_us", "NARAD_RUNTIME_SPIN_US", into!(runtime.spin_us, integer)),
+    setting("runtime.memory", "NARAD_RUNTIME_MEMORY", into!(runtime.memory_bytes, some bytes)),
+];

@@ -1,0 +1,186 @@
+//! Bounds and contradictions of the merged settings (operations.md §3, §3.7). Every message names the keys.
+
+use std::time::Duration;
+
+use super::address::is_loopback;
+use super::{format_duration, Config};
+
+/// Partition directories are numbered with five digits.
+const PARTITIONS_MAX: u32 = 99_999;
+const RETENTION_MS_MIN: u64 = 3_600_000;
+const SHARDS_MAX: u16 = 1024;
+const SPIN_US_MAX: u64 = 1_000_000;
+const NODE_ID_CHARACTERS_MAX: usize = 200;
+
+pub(super) fn validate(config: &mut Config) -> Result<(), String> {
+    http(config)?;
+    storage(config)?;
+    topic(config)?;
+    runtime(config)?;
+    if let Some(id) = &config.cluster.node_id {
+        check_node_id(id).map_err(|error| format!("cluster.node_id: {error}"))?;
+    }
+    exposure(config)
+}
+
+/// Ids appear in logs, paths of commands and peer lists.
+pub(crate) fn check_node_id(id: &str) -> Result<(), String> {
+    let well_formed = id.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+    match id.len() {
+        0 => Err("must not be empty".to_owned()),
+        n if n > NODE_ID_CHARACTERS_MAX => {
+            Err(format!("has {n} characters, at most {NODE_ID_CHARACTERS_MAX} are allowed"))
+        }
+        _ if well_formed => Ok(()),
+        _ => Err(format!("{id:?} holds a character other than A-Z a-z 0-9 . _ -")),
+    }
+}
+
+fn http(config: &Config) -> Result<(), String> {
+    let http = &config.http;
+    for (key, timeout) in [
+        ("http.read_timeout", http.read_timeout),
+        ("http.write_timeout", http.write_timeout),
+        ("http.idle_timeout", http.idle_timeout),
+        ("http.shutdown_grace", http.shutdown_grace),
+        ("http.max_consume_wait", http.max_consume_wait),
+    ] {
+        if timeout == Duration::ZERO {
+            return Err(format!("{key} must be above 0"));
+        }
+    }
+    let shown = format_duration;
+    if http.max_consume_wait > http.shutdown_grace {
+        return Err(format!(
+            "http.max_consume_wait ({}) must be <= http.shutdown_grace ({})",
+            shown(http.max_consume_wait),
+            shown(http.shutdown_grace)
+        ));
+    }
+    if http.write_timeout <= http.max_consume_wait {
+        return Err(format!(
+            "http.write_timeout ({}) must be > http.max_consume_wait ({})",
+            shown(http.write_timeout),
+            shown(http.max_consume_wait)
+        ));
+    }
+    at_least("http.max_header_bytes", http.max_header_bytes, 4096)?;
+    match &http.metrics_addr {
+        Some(metrics) if metrics.port != 0 && *metrics == http.addr => {
+            Err(format!("http.metrics_addr ({metrics}) must differ from http.addr"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn storage(config: &Config) -> Result<(), String> {
+    let storage = &config.storage;
+    if storage.data_dir.as_os_str().is_empty() {
+        return Err("storage.data_dir must not be empty".to_owned());
+    }
+    for (key, ms) in [
+        ("storage.idle_log_eviction_ms", storage.idle_log_eviction_ms),
+        ("storage.cold_retention_walk_ms", storage.cold_retention_walk_ms),
+    ] {
+        if ms != 0 && ms < 60_000 {
+            return Err(format!("{key} ({ms}) must be 0 (off) or at least 60000"));
+        }
+    }
+    between("storage.consumer_offset_commit_interval_ms", storage.consumer_offset_commit_interval_ms, 10, 60_000)
+}
+
+fn topic(config: &Config) -> Result<(), String> {
+    let topic = &config.topic;
+    between("topic.max_partitions", topic.max_partitions.into(), 3, PARTITIONS_MAX.into())?;
+    if !(3..=topic.max_partitions).contains(&topic.default_partitions) {
+        return Err(format!(
+            "topic.default_partitions ({}) must be between 3 and topic.max_partitions ({})",
+            topic.default_partitions, topic.max_partitions
+        ));
+    }
+    let retention_ms = topic.default_retention_age_ms;
+    if retention_ms != 0 && retention_ms < RETENTION_MS_MIN {
+        return Err(format!(
+            "topic.default_retention_age_ms ({retention_ms}) must be 0 (forever) or at least {RETENTION_MS_MIN}"
+        ));
+    }
+    at_least("topic.default_visibility_timeout_ms", topic.default_visibility_timeout_ms, 1)?;
+    if retention_ms != 0 && topic.default_visibility_timeout_ms > retention_ms {
+        return Err(format!(
+            "topic.default_visibility_timeout_ms ({}) must be <= topic.default_retention_age_ms ({retention_ms})",
+            topic.default_visibility_timeout_ms
+        ));
+    }
+    at_least("topic.default_max_in_flight_per_partition", topic.default_max_in_flight_per_partition.into(), 1)?;
+    at_least("topic.default_max_acked_ahead_per_partition", topic.default_max_acked_ahead_per_partition.into(), 1)
+}
+
+fn runtime(config: &mut Config) -> Result<(), String> {
+    let runtime = &mut config.runtime;
+    if let Some(shards) = runtime.shards {
+        between("runtime.shards", shards.into(), 1, SHARDS_MAX.into())?;
+    }
+    between("runtime.spin_us", runtime.spin_us, 0, SPIN_US_MAX)?;
+    if let (Some(cpus), true) = (&runtime.cpus, runtime.no_pin) {
+        return Err(format!("runtime.cpus ({cpus}) pins shards and runtime.no_pin forbids it: drop one of them"));
+    }
+    if let (Some(cpu), true) = (runtime.control_cpu, runtime.no_pin) {
+        return Err(format!(
+            "runtime.control_cpu ({cpu}) pins a thread and runtime.no_pin forbids it: drop one of them"
+        ));
+    }
+    if let (Some(cpus), Some(shards)) = (&runtime.cpus, runtime.shards) {
+        if cpus.len() != usize::from(shards) {
+            return Err(format!(
+                "runtime.shards ({shards}) and runtime.cpus ({cpus}, {} CPUs) must agree: drop one of them",
+                cpus.len()
+            ));
+        }
+    }
+    if runtime.spin_us > 0 && runtime.no_pin {
+        runtime.spin_us = 0;
+        config
+            .warnings
+            .push("runtime.spin_us is ignored: only pinned shards may spin, and runtime.no_pin is set".to_owned());
+    }
+    Ok(())
+}
+
+/// E31: without users to check, nothing but loopback is served unless the operator turned security off in so many
+/// words. An address that says otherwise is refused, never quietly changed.
+fn exposure(config: &Config) -> Result<(), String> {
+    let Some(host) = &config.http.addr.host else { return Ok(()) };
+    if is_loopback(host) {
+        return Ok(());
+    }
+    let address = &config.http.addr;
+    let reach = if host.is_empty() { "listens on every interface" } else { "is not a loopback address" };
+    if config.dev {
+        return Err(format!(
+            "http.addr ({address}) {reach}, and dev mode serves loopback only: use \"127.0.0.1:{}\"",
+            address.port
+        ));
+    }
+    if config.security.enabled {
+        return Err(format!(
+            "http.addr ({address}) {reach}, security.enabled is true, and this build has no users to check yet: use \
+             \"127.0.0.1:{}\" behind a proxy that authenticates, or set security.enabled to false in so many words",
+            address.port
+        ));
+    }
+    Ok(())
+}
+
+fn at_least(key: &str, value: u64, min: u64) -> Result<(), String> {
+    if value < min {
+        return Err(format!("{key} ({value}) must be at least {min}"));
+    }
+    Ok(())
+}
+
+fn between(key: &str, value: u64, min: u64, max: u64) -> Result<(), String> {
+    if !(min..=max).contains(&value) {
+        return Err(format!("{key} ({value}) must be between {min} and {max}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! The metadata of a node: which topics there are, and which shard serves which partition.
+//!
+//! A change is a [`Command`] whose random and timed parts its proposer has already chosen. A [`Log`] puts commands in
+//! an order (alone: at once; a cluster: Raft), the applier computes what each does to the [`State`] with a pure
+//! function, stores effects and index in one transaction, builds a new immutable `Snapshot`, has every shard install
+//! it, and only then answers (E23). Nothing here knows threads: commits run through `rt::blocking` (E27), and the
+//! node's wiring hands in how a snapshot reaches the shards.
+
+mod applier;
+mod command;
+mod names;
+mod placement;
+mod state;
+mod store;
+
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use narad_shards::api::{MetaCommand, MetaReply, NewTopic};
+use narad_shards::meta::{Incarnation, ShardId, Snapshot, TopicMeta};
+use narad_shards::peer::LocalBoxFuture;
+use narad_shards::rt;
+
+pub use applier::{Applier, Install, Stopped};
+pub use command::Command;
+pub use names::check_topic_name;
+pub use placement::Placement;
+pub use state::{apply, Applied, Change, Outcome, Refusal, State};
+pub use store::{Batch, Storage, Store, FORMAT};
+
+/// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
+pub trait Log {
+    /// Resolves once the command is decided, applied here and visible on every shard. `Err`: outcome unknown.
+    fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>>;
+    /// Resolves once everything that was decided before the call is applied here: what is read from the snapshot
+    /// afterwards is the leader's word.
+    fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>>;
+}
+
+/// The log of a node without peers: the next command is decided by being asked for.
+pub struct Alone {
+    applier: Rc<Applier>,
+    next_index: Cell<u64>,
+}
+
+impl Alone {
+    pub fn new(applier: Rc<Applier>) -> Alone {
+        let next_index = Cell::new(applier.applied_index() + 1);
+        Alone { applier, next_index }
+    }
+}
+
+impl Log for Alone {
+    fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>> {
+        let index = self.next_index.replace(self.next_index.get() + 1);
+        let decided = self.applier.submit(index, command);
+        Box::pin(decided)
+    }
+
+    fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>> {
+        // Whatever was answered is in the snapshot already; what was not answered is decided by nobody else.
+        let stopped = self.applier.stopped();
+        Box::pin(async move { stopped.map_or(Ok(()), Err) })
+    }
+}
+
+/// Metadata as opened at start, before any thread runs: what [`Control::start`] takes over.
+pub struct Metastore<S> {
+    pub store: S,
+    pub state: State,
+    pub placement: Placement,
+}
+
+impl Metastore<Store> {
+    /// Opens `directory/state.redb`, making it when absent. `Err` is one line with cause and remedy.
+    pub fn open(directory: &std::path::Path, shards: ShardId) -> Result<Metastore<Store>, String> {
+        let (store, state) = Store::open(directory)?;
+        Ok(Metastore::new(store, state, shards))
+    }
+}
+
+impl<S: Storage> Metastore<S> {
+    pub fn new(store: S, state: State, shards: ShardId) -> Metastore<S> {
+        let mut placement = Placement::new(shards);
+        placement.follow(&state);
+        Metastore { store, state, placement }
+    }
+
+    /// The snapshot that every shard starts with.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::new(self.placement.snapshot(&self.state))
+    }
+}
+
+/// What shards talk to. Lives on the control thread; cheap to share there by `Rc`.
+pub struct Control {
+    log: Rc<dyn Log>,
+    applier: Rc<Applier>,
+}
+
+impl Control {
+    /// Starts the applier's task on the runtime of the calling thread, alone. `install` brings a snapshot to every
+    /// shard and resolves when all have it.
+    pub fn start<S: Storage>(metastore: Metastore<S>, install: Rc<dyn Install>) -> Control {
+        let applier = Applier::start(metastore, install);
+        Control { log: Rc::new(Alone::new(applier.clone())), applier }
+    }
+
+    /// The same over another log.
+    pub fn over(log: Rc<dyn Log>, applier: Rc<Applier>) -> Control {
+        Control { log, applier }
+    }
+
+    /// The snapshot that every shard has, or is about to get. Only durable changes are in it.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.applier.snapshot()
+    }
+
+    /// Resolves when metadata can no longer be stored (K17): the node logs the reason and exits non-zero.
+    pub async fn stopped(&self) -> Stopped {
+        self.applier.wait_stopped().await
+    }
+
+    /// Answers a shard. A change is answered after every shard has installed the snapshot that holds it (E23).
+    pub async fn handle(&self, command: MetaCommand) -> MetaReply {
+        let reply = match command {
+            MetaCommand::CreateTopic(topic) => self.create(topic).await,
+            MetaCommand::DeleteTopic { name, incarnation } => self.delete(name, incarnation).await,
+            MetaCommand::ConfirmGone { name, incarnation } => self.confirm_gone(&name, incarnation).await,
+        };
+        reply.unwrap_or_else(|stopped| MetaReply::Unavailable(stopped.0))
+    }
+
+    async fn create(&self, topic: NewTopic) -> Result<MetaReply, Stopped> {
+        loop {
+            let proposed = Arc::new(TopicMeta {
+                name: Arc::from(topic.name.as_str()),
+                incarnation: Incarnation(rt::random_u64()),
+                partitions: topic.partitions,
+                retention_ms: topic.retention_ms,
+                visibility_timeout_ms: topic.visibility_timeout_ms,
+                max_in_flight_per_partition: topic.max_in_flight_per_partition,
+                max_acked_ahead_per_partition: topic.max_acked_ahead_per_partition,
+                created_at_ms: rt::wall_clock_ms(),
+                owner: topic.owner.as_deref().map(Arc::from),
+            });
+            return Ok(match self.log.propose(Command::CreateTopic(proposed)).await? {
+                Outcome::Created(topic) => MetaReply::Created(topic),
+                Outcome::Refused(Refusal::IdTaken) => continue, // draw again
+                other => reply_to(other),
+            });
+        }
+    }
+
+    async fn delete(&self, name: String, incarnation: Incarnation) -> Result<MetaReply, Stopped> {
+        Ok(reply_to(self.log.propose(Command::DeleteTopic { name: Arc::from(name), incarnation }).await?))
+    }
+
+    /// On this answer records are discarded and directories removed: it comes from what is stored, never from a
+    /// change that is still on its way to the disk.
+    async fn confirm_gone(&self, name: &str, incarnation: Option<Incarnation>) -> Result<MetaReply, Stopped> {
+        self.log.barrier().await?;
+        let snapshot = self.snapshot();
+        let gone = match (snapshot.topic(name), incarnation) {
+            (None, _) => true,
+            (Some(live), Some(asked)) => live.incarnation != asked,
+            (Some(_), None) => false,
+        };
+        Ok(if gone { MetaReply::Gone } else { MetaReply::NotGone })
+    }
+}
+
+fn reply_to(outcome: Outcome) -> MetaReply {
+    match outcome {
+        Outcome::Created(topic) => MetaReply::Created(topic),
+        Outcome::Deleted(_) => MetaReply::Deleted,
+        Outcome::Refused(Refusal::Exists) => MetaReply::Exists,
+        Outcome::Refused(Refusal::CaseCollision { existing }) => {
+            MetaReply::CaseCollision { existing: existing.to_string() }
+        }
+        Outcome::Refused(Refusal::NotFound) => MetaReply::NotFound,
+        Outcome::Refused(Refusal::Changed) => MetaReply::Changed,
+        // The HTTP layer has checked; this is the second lock on the door (lesson N75.3).
+        Outcome::Refused(Refusal::Invalid(why)) => MetaReply::Unavailable(format!("refused: {why}")),
+        Outcome::Refused(Refusal::IdTaken) => MetaReply::Unavailable("the drawn topic id is in use, retry".to_owned()),
+    }
+}

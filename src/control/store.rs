@@ -1,0 +1,263 @@
+//! The state on disk: `metastore/state.redb`. One transaction stores the effects of a batch of entries together with
+//! the index of the last one (K14), so an entry is never applied twice and never half. The consensus log gets a file
+//! of its own (E37).
+//!
+//! Rows are JSON: a few hundred bytes, read once at start, and legible to whoever repairs a file by hand.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use narad_shards::meta::{Incarnation, TopicMeta};
+use redb::{Database, ReadableTable, TableDefinition};
+use serde::{Deserialize, Serialize};
+
+use super::command::Command;
+use super::state::{Change, State};
+
+/// Layout of the tables and rows. A file with a greater number is left alone.
+pub const FORMAT: u64 = 1;
+
+const FILE_NAME: &str = "state.redb";
+const TOPICS: TableDefinition<&str, &[u8]> = TableDefinition::new("topics");
+const FSM_META: TableDefinition<&str, u64> = TableDefinition::new("fsm_meta");
+const META_FORMAT: &str = "format";
+const META_APPLIED_INDEX: &str = "applied_index";
+const META_NEWEST_COMMAND_TYPE: &str = "newest_command_type";
+
+/// redb would take 1 GiB; the whole of the metadata is in memory anyway.
+const CACHE_BYTES: usize = 8 << 20;
+
+/// Effects of consecutive entries, stored together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Index of the last entry; refused ones count.
+    pub applied_index: u64,
+    pub newest_command_type: u64,
+    pub changes: Vec<Change>,
+}
+
+/// Where batches are stored. Called from one thread at a time, off the control thread (E27).
+pub trait Storage: Send + 'static {
+    /// `Ok` means durable. After an error the same batch may be tried again.
+    fn commit(&mut self, batch: &Batch) -> Result<(), String>;
+}
+
+/// A topic's row. A field that a later build adds gets a default here; an unknown one is refused, not dropped.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TopicRow {
+    id: String,
+    partitions: u32,
+    retention_ms: u64,
+    visibility_timeout_ms: u64,
+    max_in_flight_per_partition: u32,
+    max_acked_ahead_per_partition: u32,
+    created_at_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+}
+
+impl TopicRow {
+    fn of(topic: &TopicMeta) -> TopicRow {
+        TopicRow {
+            id: topic.incarnation.to_string(),
+            partitions: topic.partitions,
+            retention_ms: topic.retention_ms,
+            visibility_timeout_ms: topic.visibility_timeout_ms,
+            max_in_flight_per_partition: topic.max_in_flight_per_partition,
+            max_acked_ahead_per_partition: topic.max_acked_ahead_per_partition,
+            created_at_ms: topic.created_at_ms,
+            owner: topic.owner.as_deref().map(str::to_owned),
+        }
+    }
+
+    fn into_topic(self, name: &str) -> Result<TopicMeta, String> {
+        Ok(TopicMeta {
+            name: Arc::from(name),
+            incarnation: Incarnation::parse(&self.id).ok_or_else(|| format!("{:?} is no topic id", self.id))?,
+            partitions: self.partitions,
+            retention_ms: self.retention_ms,
+            visibility_timeout_ms: self.visibility_timeout_ms,
+            max_in_flight_per_partition: self.max_in_flight_per_partition,
+            max_acked_ahead_per_partition: self.max_acked_ahead_per_partition,
+            created_at_ms: self.created_at_ms,
+            owner: self.owner.map(Arc::from),
+        })
+    }
+}
+
+/// The open file. After an error redb refuses everything until it is opened anew, hence the `Option`.
+pub struct Store {
+    path: PathBuf,
+    database: Option<Database>,
+}
+
+impl Store {
+    /// Is there a state file in this directory?
+    pub fn exists(directory: &Path) -> std::io::Result<bool> {
+        directory.join(FILE_NAME).try_exists()
+    }
+
+    /// Opens the file, or makes it, and reads everything. `Err` is one line with cause and remedy.
+    pub fn open(directory: &Path) -> Result<(Store, State), String> {
+        let mut store = Store { database: None, path: directory.join(FILE_NAME) };
+        let opened = contain(|| {
+            if !store.path.try_exists().map_err(|error| error.to_string())? {
+                store.create(directory)?;
+            }
+            store.reopen()?;
+            store.read()
+        });
+        match opened {
+            Ok(state) => Ok((store, state)),
+            Err(error) => Err(format!("metastore: {}: {error}", store.path.display())),
+        }
+    }
+
+    /// Makes the file under another name first: one that has its name is always whole.
+    fn create(&mut self, directory: &Path) -> Result<(), String> {
+        let name = std::mem::replace(&mut self.path, directory.join(format!("{FILE_NAME}.new")));
+        let made = fs::remove_file(&self.path)
+            .or_else(|error| if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+            .and_then(|()| OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.path))
+            .map_err(|error| error.to_string())
+            .and_then(|_| self.reopen())
+            .and_then(|()| self.initialise());
+        self.database = None;
+        let unnamed = std::mem::replace(&mut self.path, name);
+        made?;
+        fs::rename(&unnamed, &self.path)
+            // The name is there only once its directory says so durably (E1).
+            .and_then(|()| fs::File::open(directory)?.sync_all())
+            .map_err(|error| error.to_string())
+    }
+
+    fn reopen(&mut self) -> Result<(), String> {
+        self.database = None; // redb locks the file: close before opening again
+                              // Never creates: metadata that went away under a running node must not come back empty (lesson D8.2).
+        let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(|error| error.to_string())?;
+        let mut builder = Database::builder();
+        builder.set_cache_size(CACHE_BYTES);
+        let database = builder.create_file(file).map_err(|error| match error {
+            redb::DatabaseError::UpgradeRequired(_) => {
+                "is in a file format of another release: run the build that wrote it".to_owned()
+            }
+            other => format!("cannot be opened: {other}; restore the whole data directory from one backup"),
+        })?;
+        self.database = Some(database);
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn forget_database(&mut self) {
+        self.database = None;
+    }
+
+    fn initialise(&mut self) -> Result<(), String> {
+        self.write(|transaction| {
+            transaction.open_table(TOPICS)?;
+            let mut meta = transaction.open_table(FSM_META)?;
+            meta.insert(META_FORMAT, FORMAT)?;
+            meta.insert(META_APPLIED_INDEX, 0)?;
+            meta.insert(META_NEWEST_COMMAND_TYPE, 0)?;
+            Ok(())
+        })
+    }
+
+    fn write(&self, fill: impl FnOnce(&redb::WriteTransaction) -> Result<(), Fault>) -> Result<(), String> {
+        let database = self.database.as_ref().ok_or("is not open")?;
+        let transact = || -> Result<(), Fault> {
+            let transaction = database.begin_write()?;
+            fill(&transaction)?;
+            transaction.commit()?;
+            Ok(())
+        };
+        transact().map_err(|fault| fault.0)
+    }
+
+    fn read(&self) -> Result<State, String> {
+        let database = self.database.as_ref().ok_or("is not open")?;
+        let transaction = database.begin_read().map_err(damaged)?;
+        let meta = transaction.open_table(FSM_META).map_err(damaged)?;
+        let number = |key: &str| -> Result<u64, String> {
+            let value = meta.get(key).map_err(damaged)?;
+            Ok(value.ok_or_else(|| format!("holds no {key:?}: it is not a metadata file of this broker"))?.value())
+        };
+        let newer = |what: String| {
+            format!("written by a newer Narad release ({what}); run that release, or restore the whole data directory from a backup that this one wrote")
+        };
+        let format = number(META_FORMAT)?;
+        if format > FORMAT {
+            return Err(newer(format!("format {format}, this build reads up to {FORMAT}")));
+        }
+        let newest = number(META_NEWEST_COMMAND_TYPE)?;
+        if newest > Command::NEWEST_TYPE {
+            return Err(newer(format!("command type {newest}, this build applies up to {}", Command::NEWEST_TYPE)));
+        }
+        let table = transaction.open_table(TOPICS).map_err(damaged)?;
+        let mut topics = Vec::new();
+        for row in table.iter().map_err(damaged)? {
+            let (name, value) = row.map_err(damaged)?;
+            let topic = serde_json::from_slice::<TopicRow>(value.value())
+                .map_err(|error| error.to_string())
+                .and_then(|row| row.into_topic(name.value()))
+                .map_err(|error| format!("the row of topic {:?} is unreadable: {error}", name.value()))?;
+            topics.push(Arc::new(topic));
+        }
+        Ok(State::restore(topics, number(META_APPLIED_INDEX)?))
+    }
+}
+
+impl Storage for Store {
+    fn commit(&mut self, batch: &Batch) -> Result<(), String> {
+        let result = contain(|| {
+            if self.database.is_none() {
+                self.reopen()?;
+            }
+            self.write(|transaction| {
+                let mut meta = transaction.open_table(FSM_META)?;
+                meta.insert(META_APPLIED_INDEX, batch.applied_index)?;
+                let newest = meta.get(META_NEWEST_COMMAND_TYPE)?.map_or(0, |value| value.value());
+                meta.insert(META_NEWEST_COMMAND_TYPE, newest.max(batch.newest_command_type))?;
+                let mut topics = transaction.open_table(TOPICS)?;
+                for change in &batch.changes {
+                    match change {
+                        Change::PutTopic(topic) => {
+                            let row = serde_json::to_vec(&TopicRow::of(topic)).map_err(std::io::Error::other)?;
+                            topics.insert(&*topic.name, row.as_slice())?;
+                        }
+                        Change::RemoveTopic(name) => {
+                            topics.remove(&**name)?;
+                        }
+                    }
+                }
+                Ok(())
+            })
+        });
+        if result.is_err() {
+            self.database = None;
+        }
+        result.map_err(|error| format!("{}: {error}", self.path.display()))
+    }
+}
+
+fn damaged(error: impl Into<redb::Error>) -> String {
+    format!("cannot be read: {}; restore the whole data directory from one backup", error.into())
+}
+
+/// What redb said. Its own error type is too large to hand about.
+struct Fault(String);
+
+impl<E: Into<redb::Error>> From<E> for Fault {
+    fn from(error: E) -> Fault {
+        Fault(error.into().to_string())
+    }
+}
+
+/// redb panics on some damage; a person should read one line instead.
+fn contain<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(narad_shards::rt::panic_text(panic.as_ref())))
+}

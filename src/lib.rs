@@ -1,0 +1,9 @@
+//! The node: everything that is not one core's data plane. The binary `narad` is a thin shell around this library.
+//!
+//! `config` reads the settings, `node` checks the machine and places the shards, `control` keeps the topics, `cli` is
+//! what a person types.
+
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod node;

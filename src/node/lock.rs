@@ -1,0 +1,156 @@
+//! One process to a data directory: an `flock` on `<data>/lock` (E12).
+//!
+//! Shards register this descriptor in their rings, so that the kernel keeps the lock until the last write of a killed
+//! process has landed. That is why a start right after a kill may have to wait (lesson D11).
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::Refusal;
+
+pub struct DataLock {
+    file: File,
+}
+
+impl AsFd for DataLock {
+    /// To be registered in every shard's ring.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// How long to ask.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    pub between: Duration,
+    /// When to say why the start takes so long.
+    pub say_after: Duration,
+    pub give_up_after: Duration,
+}
+
+impl Patience {
+    pub const START: Patience = Patience {
+        between: Duration::from_millis(50),
+        say_after: Duration::from_millis(250),
+        give_up_after: Duration::from_secs(10),
+    };
+}
+
+/// Takes the lock of an existing directory. `say` is called at most once, with a sentence for the operator.
+pub fn lock_data_directory(
+    directory: &Path,
+    patience: Patience,
+    say: &mut dyn FnMut(String),
+) -> Result<DataLock, Refusal> {
+    let path = directory.join("lock");
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(|error| super::data_dir::not_writable(directory, &error))?;
+    let started = Instant::now();
+    let mut said = false;
+    loop {
+        match file.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(TryLockError::Error(error)) => {
+                return Err(Refusal::new(
+                    format!("cannot lock {}: {error}", path.display()),
+                    "put storage.data_dir on a local file system",
+                ));
+            }
+        }
+        let waited = started.elapsed();
+        if waited >= patience.give_up_after {
+            let holder = holder(&mut file);
+            return Err(Refusal::new(
+                format!("the data directory {} is in use by {holder}", directory.display()),
+                "stop that process, or choose another storage.data_dir; after a kill, look for a disk that hangs",
+            ));
+        }
+        if waited >= patience.say_after && !said {
+            said = true;
+            let holder = holder(&mut file);
+            say(format!(
+                "waiting for the data directory {}, in use by {holder}: after a kill its last writes may still be on their way to the disk",
+                directory.display()
+            ));
+        }
+        std::thread::sleep(patience.between);
+    }
+    // For the messages above only; nothing depends on it.
+    let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+    Ok(DataLock { file })
+}
+
+/// Who holds the lock, as far as the lock file and the process table tell.
+fn holder(file: &mut File) -> String {
+    let mut text = String::new();
+    let pid: Option<u32> = match file.rewind().and_then(|()| file.take(32).read_to_string(&mut text)) {
+        Ok(_) => text.trim().parse().ok(),
+        Err(_) => None,
+    };
+    match pid {
+        None => "another process".to_owned(),
+        Some(pid) => match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+            Ok(name) => format!("process {pid} ({})", name.trim()),
+            Err(_) => format!("what process {pid}, which is gone, has left to the kernel"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Patience = Patience {
+        between: Duration::from_millis(1),
+        say_after: Duration::from_millis(3),
+        give_up_after: Duration::from_millis(12),
+    };
+
+    #[test]
+    fn e12_the_second_process_waits_says_why_and_is_refused() {
+        let directory = std::env::temp_dir().join(format!("narad-lock-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut said = Vec::new();
+        let first = lock_data_directory(&directory, SHORT, &mut |text| said.push(text)).unwrap();
+        assert!(said.is_empty());
+        let error = lock_data_directory(&directory, SHORT, &mut |text| said.push(text)).err().unwrap().to_string();
+        let me = format!("process {}", std::process::id());
+        assert!(error.contains("is in use by") && error.contains(&me), "{error}");
+        assert!(
+            said.len() == 1 && said[0].contains("waiting for the data directory") && said[0].contains(&me),
+            "{said:?}"
+        );
+        // Whoever is gone is named as gone.
+        std::fs::write(directory.join("lock"), "4294967294\n").unwrap();
+        let error = lock_data_directory(&directory, SHORT, &mut |_| {}).err().unwrap().to_string();
+        assert!(error.contains("process 4294967294, which is gone"), "{error}");
+        drop(first);
+        lock_data_directory(&directory, SHORT, &mut |_| panic!("nothing to wait for")).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn lesson_d11_a_lock_that_is_freed_meanwhile_is_taken() {
+        let directory = std::env::temp_dir().join(format!("narad-lock-freed-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let mut first = Some(lock_data_directory(&directory, SHORT, &mut |_| {}).unwrap());
+        let long = Patience { give_up_after: Duration::from_secs(10), ..SHORT };
+        // The holder goes away exactly when we have said that we wait.
+        let second = lock_data_directory(&directory, long, &mut |_| drop(first.take())).unwrap();
+        drop(second);
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+}

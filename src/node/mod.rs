@@ -1,0 +1,204 @@
+//! The node's start. [`prepare`] does everything that can be refused, in an order that leaves a refused data directory
+//! as it was: CPUs are read before any thread is pinned, the machine is checked before the first executor, the lock is
+//! taken before anything is read, ids are written last. [`run`] starts threads on what it returns.
+
+mod cgroup;
+mod data_dir;
+mod filesystem;
+mod lock;
+mod machine;
+mod placement;
+mod ports;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use narad_shards::io::system;
+use narad_shards::meta::{ShardId, Snapshot};
+
+use crate::config::{format_bytes, Config, CpuSet};
+use crate::control::{Metastore, Store};
+
+pub use data_dir::{DataDir, Identity, IngressDirectories};
+pub use filesystem::FileSystem;
+pub use lock::{DataLock, Patience};
+pub use machine::ProcessLimits;
+pub use placement::{CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
+
+/// Why the node does not start: cause and remedy, one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    cause: String,
+    remedy: String,
+    of_a_setting: bool,
+}
+
+impl Refusal {
+    pub fn new(cause: impl Into<String>, remedy: impl Into<String>) -> Refusal {
+        Refusal { cause: cause.into(), remedy: remedy.into(), of_a_setting: false }
+    }
+
+    /// A setting that contradicts the machine; `cause` names its key.
+    pub fn setting(cause: impl Into<String>, remedy: impl Into<String>) -> Refusal {
+        Refusal { of_a_setting: true, ..Refusal::new(cause, remedy) }
+    }
+
+    /// The line for standard error.
+    pub fn line(&self) -> String {
+        match self.of_a_setting {
+            true => format!("narad: config: {self}"),
+            false => format!("narad: cannot start: {self}"),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.cause, self.remedy)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A node that passed every check and holds its data directory, before the first thread.
+pub struct Prepared {
+    pub config: Config,
+    pub data: DataDir,
+    /// Keep it for the life of the process, and register it in every shard's ring (E12).
+    pub lock: DataLock,
+    pub identity: Identity,
+    pub cpus: CpuPlan,
+    pub memory: MemoryPlan,
+    pub limits: ProcessLimits,
+    pub file_system: FileSystem,
+    /// The client API; a port of 0 has been replaced.
+    pub http_addr: SocketAddr,
+    pub metrics_addr: Option<SocketAddr>,
+    pub ingress: IngressDirectories,
+    pub metastore: Metastore<Store>,
+    /// What every shard starts with.
+    pub snapshot: Arc<Snapshot>,
+    pub kernel: String,
+    pub warnings: Vec<String>,
+}
+
+impl Prepared {
+    pub fn shards(&self) -> ShardId {
+        self.snapshot.shards
+    }
+}
+
+/// Checks the machine and the settings against each other, and opens what must be open before the first thread. `say`
+/// gets at most a sentence or two while the start waits for somebody else.
+pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, Refusal> {
+    let mut warnings = config.warnings.clone();
+    let affinity: CpuSet = system::allowed_cpus()
+        .map_err(|error| {
+            Refusal::new(format!("cannot ask which CPUs this process may use: {error}"), "see taskset(1)")
+        })?
+        .into_iter()
+        .collect();
+    let cgroup = cgroup::Cgroups::of_this_process().limits();
+    let mut cpus = placement::plan_cpus(&config.runtime, &affinity, &cgroup)?;
+    warnings.append(&mut cpus.warnings);
+    let shards = ShardId::try_from(cpus.shards.len()).map_err(|_| {
+        Refusal::setting("runtime.shards is not set and this machine has too many CPUs", "set runtime.shards")
+    })?;
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let machine_bytes = cgroup::parse_machine_memory(&meminfo)
+        .ok_or_else(|| Refusal::new("cannot read the machine's memory from /proc/meminfo", "mount /proc"))?;
+    let memory = placement::plan_memory(&config.runtime, cpus.shards.len(), &cgroup, machine_bytes)?;
+
+    let kernel = machine::kernel_release();
+    let limits = machine::check_machine(&kernel, config.http.max_connections, &mut warnings)?;
+
+    let data = DataDir::create(&config.storage.data_dir)?;
+    let lock = lock::lock_data_directory(&data.root, Patience::START, say)?;
+    let http_addr = ports::try_listen("http.addr", config.http_host(), config.http.addr.port)?;
+    let metrics_addr = match &config.http.metrics_addr {
+        None => None,
+        Some(address) => {
+            let host = address.host.as_deref().unwrap_or("");
+            Some(ports::try_listen("http.metrics_addr", host, address.port)?)
+        }
+    };
+    let file_system = filesystem::check_file_system(&data.root, config.dev, &mut warnings)?;
+
+    let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let plan = data_dir::plan_identity(&data, config.cluster.node_id.as_deref(), host_name.trim())?;
+    data.create_inside()?;
+    let metastore = Metastore::open(&data.metastore(), shards)
+        .map_err(|error| Refusal::new(error, "the file was left as it is"))?;
+    let identity = plan.carry_out(&data)?;
+    let ingress = data_dir::list_ingress(&data, &mut warnings)?;
+    let snapshot = metastore.snapshot();
+    Ok(Prepared {
+        config,
+        data,
+        lock,
+        identity,
+        cpus,
+        memory,
+        limits,
+        file_system,
+        http_addr,
+        metrics_addr,
+        ingress,
+        metastore,
+        snapshot,
+        kernel,
+        warnings,
+    })
+}
+
+impl Prepared {
+    /// Writes the start line and the warnings; call it once logging works.
+    pub fn log_start(&self) {
+        let placed = |cpu: &Option<u32>| cpu.map_or("any".to_owned(), |cpu| cpu.to_string());
+        let shard_cpus: Vec<String> = self.cpus.shards.iter().map(placed).collect();
+        let security = match (self.config.security.enabled, self.http_addr.ip().is_loopback()) {
+            (true, _) => "on; users are not checked yet, so only loopback is served",
+            (false, true) => "off; loopback only",
+            (false, false) => "OFF: whoever reaches this address may read and write everything",
+        };
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            node = %self.identity.node_id,
+            data_dir = %self.data.root.display(),
+            shards = self.cpus.shards.len(),
+            cpus = %self.cpus.allowed,
+            pinned = %if self.cpus.pinned() { shard_cpus.join(",") } else { "none".to_owned() },
+            control_cpu = %placed(&self.cpus.control),
+            spin_us = self.cpus.spin_us,
+            memory = %format_bytes(self.memory.total_bytes),
+            memory_per_shard = %format_bytes(self.memory.per_shard_bytes),
+            memory_limit = %format_bytes(self.memory.limit_bytes),
+            memory_limit_from = if self.memory.from_cgroup { "cgroup" } else { "machine" },
+            locked_memory = %if self.limits.locked_memory_bytes == u64::MAX { "unlimited".to_owned() } else { format_bytes(self.limits.locked_memory_bytes) },
+            descriptors = self.limits.descriptors,
+            file_system = %self.file_system.name,
+            block_bytes = self.file_system.block_bytes,
+            direct_io = self.file_system.direct,
+            disk_available = %format_bytes(self.file_system.available_bytes),
+            kernel = %self.kernel,
+            security,
+            "narad serve starting"
+        );
+        for warning in &self.warnings {
+            tracing::warn!("{warning}");
+        }
+    }
+}
+
+/// Serves until the process is told to stop. `Err` is one line: what ended the node.
+pub fn run(prepared: Prepared) -> Result<(), String> {
+    prepared.log_start();
+    Err(format!(
+        "this build checks the machine and opens {}, but has no shards to run on it yet",
+        prepared.data.root.display()
+    ))
+}

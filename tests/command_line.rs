@@ -1,0 +1,62 @@
+//! The real binary: exit codes, and one line on standard error for each refusal of a start.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn narad(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_narad"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("NARAD_")) {
+        command.env_remove(name);
+    }
+    command.args(args).output().unwrap()
+}
+
+fn error_text(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn exit_codes_tell_usage_from_refusal_from_no_server() {
+    let version = narad(&["version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert!(String::from_utf8(version.stdout).unwrap().starts_with("narad "));
+    assert_eq!(narad(&["--help"]).status.code(), Some(0));
+    for wrong in
+        [&["bogus"][..], &[], &["topic", "add"], &["topic", "edit", "a"], &["pub"], &["-s", "https://a", "topic", "ls"]]
+    {
+        assert_eq!(narad(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let unreachable = narad(&["topic", "ls", "--server", &free.to_string()]);
+    assert_eq!(unreachable.status.code(), Some(3));
+    assert!(error_text(&unreachable).starts_with("narad: cannot reach 127.0.0.1:"));
+}
+
+#[test]
+fn t20_a_refused_start_prints_one_line_and_opens_no_data() {
+    let directory: PathBuf = std::env::temp_dir().join(format!("narad-refused-{}", std::process::id()));
+    let data = directory.join("data");
+    std::fs::create_dir_all(&directory).unwrap();
+    let file = directory.join("narad.json");
+    std::fs::write(&file, r#"{"storage":{"fsync":"always"}}"#).unwrap();
+    let cases: &[(&[&str], &str)] = &[
+        (
+            &["--config", file.to_str().unwrap()],
+            "narad: config: config: load file: storage.fsync is an internal setting and cannot be configured\n",
+        ),
+        (&["--addr", "0.0.0.0:7942"], "narad: config: http.addr (0.0.0.0:7942)"),
+        (&["--memory", "2048"], "narad: config: runtime.memory: "),
+        (&["--log-level", "loud"], "narad: config: log.level: "),
+        (&["--cpus", "65000"], "narad: config: runtime.cpus names CPU 65000"),
+    ];
+    for (flags, expected) in cases {
+        let mut args = vec!["serve", "--data-dir", data.to_str().unwrap()];
+        args.extend(*flags);
+        let output = narad(&args);
+        let text = error_text(&output);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.starts_with(expected) && text.lines().count() == 1, "{text}");
+        assert!(!data.exists());
+    }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
