@@ -17,6 +17,7 @@ pub struct ShardMetrics {
     pub shard: u16,
     pub wal: crate::wal::WalMetrics,
     pub dispatch: crate::dispatch::DispatchMetrics,
+    pub queue: crate::queue::QueueMetrics,
     pub partitions: BTreeMap<Destination, PartitionMetrics>,
     pub runtime: RuntimeMetrics,
 }
@@ -42,6 +43,7 @@ pub struct PartitionMetrics {
     pub segments: u64,
     /// Commit time of the oldest unsettled record, ms; 0 when caught up.
     pub oldest_unsettled_ms: u64,
+    pub log: crate::log::LogMetrics,
 }
 
 /// The event loop's own figures.

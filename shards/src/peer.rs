@@ -139,6 +139,12 @@ pub enum Request {
     CloseTopic { incarnation: Incarnation },
     /// Counters of the shard, for a scrape. Answer: [`Reply::Metrics`].
     Metrics,
+    /// Shard to control thread: opened and answering. Answered once every shard of the node is. Answer:
+    /// [`Reply::Done`].
+    Opened,
+    /// Begin of a graceful stop: accept no connection, let requests in flight finish, at most until the time is up.
+    /// Answer: [`Reply::Done`].
+    StopServing { within: Duration },
     /// First half of a graceful stop: take no produce, start no commit; settle what is under way. Answer:
     /// [`Reply::Done`].
     Quiesce,

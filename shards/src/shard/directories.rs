@@ -138,20 +138,20 @@ impl Inner {
                 Err(error) => return tracing::warn!(%error, "the topic directories could not be swept"),
             };
             for entry in entries {
-                if !inner.keeps(&entry.name) {
+                if !inner.keeps(&entry.topic) {
                     continue;
                 }
                 let (incarnation, live) = match entry.kind {
                     TopicKind::Marked(incarnation) => (incarnation, inner.snapshot.borrow().topic_of(incarnation).is_some()),
                     TopicKind::Stale(incarnation) => (incarnation, false),
                     TopicKind::Unmarked => {
-                        tracing::warn!(topic = %entry.name,
+                        tracing::warn!(topic = %entry.topic,
                             "a topic directory without a readable incarnation mark was left in place");
                         continue;
                     }
                 };
                 if !live {
-                    inner.purge(&Arc::from(entry.name.as_str()), incarnation).await;
+                    inner.purge(&Arc::from(entry.topic.as_str()), incarnation).await;
                 }
             }
         });

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Inner, KeyedLocks, QueueSide};
 use crate::api::ConsumeError;
-use crate::log::{Combiner, CommitGate, LogShared, Marker, PartitionLog, Resolved, Standing};
+use crate::log::{Combiner, CommitGate, LogShared, Marker, PartitionLog, Resolved, Standing, TopicKind};
 use crate::meta::{Address, Destination, ShardId, Snapshot};
 use crate::metrics::PartitionMetrics;
 use crate::peer::{Carrier, CommitError, LocalBoxFuture};
@@ -176,7 +176,8 @@ impl Inner {
             }
         };
         for entry in entries {
-            let Some(meta) = entry.live().and_then(|marked| snapshot.topic_of(marked)) else { continue };
+            let TopicKind::Marked(marked) = entry.kind else { continue };
+            let Some(meta) = snapshot.topic_of(marked) else { continue };
             for number in &entry.partitions {
                 let destination = Destination { incarnation: meta.incarnation, partition: *number };
                 let Some(partition) = self.partition(destination) else { continue };

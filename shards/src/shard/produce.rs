@@ -16,7 +16,7 @@ impl Shard {
         self.admit()?;
         let record = NewWalRecord {
             topic: &topic.name,
-            incarnation: Some(topic.incarnation),
+            incarnation: topic.incarnation,
             key: record.key,
             partition,
             accepted_at_ms: rt::wall_clock_ms(),
@@ -42,7 +42,7 @@ impl Shard {
                 topic.pick(record.key, record.partition).ok_or(ProduceError::PartitionOutOfRange { index })?;
             staged.push(NewWalRecord {
                 topic: &topic.name,
-                incarnation: Some(topic.incarnation),
+                incarnation: topic.incarnation,
                 key: record.key,
                 partition,
                 accepted_at_ms,

@@ -1,0 +1,210 @@
+//! The HTTP layer's view of a shard, and of the control thread on the metrics listener.
+
+use std::cell::OnceCell;
+use std::future::Future;
+use std::ops::Bound;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use narad_shards::api::{
+    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
+    SettleStatus,
+};
+use narad_shards::meta::{Address, ShardId, TopicMeta};
+use narad_shards::metrics::ShardMetrics;
+use narad_shards::peer::{Carrier, Reply, Request, Take};
+use narad_shards::shard::Shard;
+
+use crate::http::{Broker, Health, Readiness, TopicNotFound};
+
+/// What every thread of the node may look at: flags and a count, off the path of a request (E24).
+#[derive(Debug, Default)]
+pub struct NodeState {
+    pub shards: ShardId,
+    pub opened: AtomicU16,
+    pub stopping: AtomicBool,
+}
+
+impl NodeState {
+    fn health(&self) -> Health {
+        match self.stopping.load(Ordering::Relaxed) {
+            true => Health::ShuttingDown,
+            false => Health::Ok,
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        match self.opened.load(Ordering::Relaxed) >= self.shards {
+            true => Readiness::Ready(Vec::new()),
+            false => Readiness::NotReady("not ready".to_owned()),
+        }
+    }
+}
+
+/// Figures of all shards that answer.
+async fn metrics_of(state: &NodeState, carrier: &dyn Carrier) -> Vec<ShardMetrics> {
+    let mut all = Vec::with_capacity(usize::from(state.shards));
+    for shard in 0..state.shards {
+        if let Ok(Reply::Metrics(metrics)) = carrier.call(Address::local(shard), Request::Metrics).await {
+            all.push(*metrics);
+        }
+    }
+    all
+}
+
+/// One shard's broker.
+pub struct ShardBroker {
+    pub shard: Shard,
+    pub state: Arc<NodeState>,
+}
+
+impl Broker for ShardBroker {
+    fn produce<'a>(
+        &'a self,
+        topic: &'a str,
+        record: NewRecord<'a>,
+    ) -> impl Future<Output = Result<(), ProduceError>> + 'a {
+        self.shard.produce(topic, record)
+    }
+
+    fn produce_batch<'a>(
+        &'a self,
+        topic: &'a str,
+        records: &'a [NewRecord<'a>],
+    ) -> impl Future<Output = Result<(), ProduceError>> + 'a {
+        self.shard.produce_batch(topic, records)
+    }
+
+    async fn consume<'a>(
+        &'a self,
+        topic: &'a str,
+        partition: Option<u32>,
+        take: Take,
+        wait: Duration,
+    ) -> Result<Vec<Delivery>, ConsumeError> {
+        self.shard.consume(topic, partition, take, wait).await
+    }
+
+    async fn settle<'a>(
+        &'a self,
+        topic: &'a str,
+        settles: Vec<Settle>,
+    ) -> Result<Vec<SettleStatus>, TopicNotFound> {
+        self.shard.settle(topic, settles).await.ok_or(TopicNotFound)
+    }
+
+    async fn read_at<'a>(&'a self, topic: &'a str, partition: u32, offset: u64) -> Result<ReadAt, ConsumeError> {
+        self.shard.read_at(topic, partition, offset).await
+    }
+
+    fn topic(&self, name: &str) -> Option<Arc<TopicMeta>> {
+        self.shard.snapshot().topic(name).cloned()
+    }
+
+    fn topics_after(&self, after: &str, limit: usize) -> Vec<Arc<TopicMeta>> {
+        let snapshot = self.shard.snapshot();
+        let behind = (Bound::Excluded(after), Bound::Unbounded);
+        snapshot.topics.range::<str, _>(behind).take(limit).map(|(_, topic)| topic.clone()).collect()
+    }
+
+    async fn stats<'a>(&'a self, topic: &'a TopicMeta) -> Vec<PartitionStats> {
+        let mut all = Vec::new();
+        for shard in 0..self.state.shards {
+            let request = Request::Stats { incarnation: topic.incarnation };
+            if let Ok(Reply::Stats(stats)) = self.shard.carrier().call(Address::local(shard), request).await {
+                all.extend(stats);
+            }
+        }
+        all
+    }
+
+    async fn change(&self, command: MetaCommand) -> MetaReply {
+        match self.shard.carrier().call(Address::CONTROL, Request::Meta(command)).await {
+            Ok(Reply::Meta(reply)) => reply,
+            Ok(_) | Err(_) => MetaReply::Unavailable("the control thread did not answer".to_owned()),
+        }
+    }
+
+    fn health(&self) -> Health {
+        self.state.health()
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.state.readiness()
+    }
+
+    async fn metrics(&self) -> Vec<ShardMetrics> {
+        metrics_of(&self.state, &**self.shard.carrier()).await
+    }
+}
+
+/// What the metrics listener serves: it has no shard, so that load on the shards cannot fail a probe (lesson N51).
+pub struct ProbeBroker {
+    pub state: Arc<NodeState>,
+    pub carrier: Rc<OnceCell<Rc<dyn Carrier>>>,
+}
+
+impl Broker for ProbeBroker {
+    async fn produce<'a>(&'a self, _topic: &'a str, _record: NewRecord<'a>) -> Result<(), ProduceError> {
+        Err(ProduceError::TopicNotFound)
+    }
+
+    async fn produce_batch<'a>(&'a self, _topic: &'a str, _records: &'a [NewRecord<'a>]) -> Result<(), ProduceError> {
+        Err(ProduceError::TopicNotFound)
+    }
+
+    async fn consume<'a>(
+        &'a self,
+        _topic: &'a str,
+        _partition: Option<u32>,
+        _take: Take,
+        _wait: Duration,
+    ) -> Result<Vec<Delivery>, ConsumeError> {
+        Err(ConsumeError::TopicNotFound)
+    }
+
+    async fn settle<'a>(
+        &'a self,
+        _topic: &'a str,
+        _settles: Vec<Settle>,
+    ) -> Result<Vec<SettleStatus>, TopicNotFound> {
+        Err(TopicNotFound)
+    }
+
+    async fn read_at<'a>(&'a self, _topic: &'a str, _partition: u32, _offset: u64) -> Result<ReadAt, ConsumeError> {
+        Err(ConsumeError::TopicNotFound)
+    }
+
+    fn topic(&self, _name: &str) -> Option<Arc<TopicMeta>> {
+        None
+    }
+
+    fn topics_after(&self, _after: &str, _limit: usize) -> Vec<Arc<TopicMeta>> {
+        Vec::new()
+    }
+
+    async fn stats<'a>(&'a self, _topic: &'a TopicMeta) -> Vec<PartitionStats> {
+        Vec::new()
+    }
+
+    async fn change(&self, _command: MetaCommand) -> MetaReply {
+        MetaReply::NotFound
+    }
+
+    fn health(&self) -> Health {
+        self.state.health()
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.state.readiness()
+    }
+
+    async fn metrics(&self) -> Vec<ShardMetrics> {
+        match self.carrier.get() {
+            Some(carrier) => metrics_of(&self.state, &**carrier).await,
+            None => Vec::new(),
+        }
+    }
+}

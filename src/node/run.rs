@@ -1,0 +1,181 @@
+//! From a prepared node to a served one and back: threads, signals, the order of a stop.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use narad_shards::rt::ring::Options;
+use narad_shards::spsc;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::broker::NodeState;
+use super::control_thread::{self, ControlPlan};
+use super::shard_thread::{self, ShardPlan};
+use super::Prepared;
+use crate::config::Config;
+use crate::http::{HttpMetrics, HttpSettings, NodeLimits, Surface, TopicDefaults};
+
+/// How long a signal may be ignored after it was sent again: not at all.
+const EXIT_ON_SECOND_SIGNAL: i32 = 130;
+
+/// What all threads of the node are built from.
+pub struct Common {
+    pub config: Config,
+    pub state: Arc<NodeState>,
+    pub node_id: String,
+    pub limits: Arc<NodeLimits>,
+    /// One per shard, and last the metrics listener's.
+    pub http_metrics: Arc<[Arc<HttpMetrics>]>,
+    pub http_addr: SocketAddr,
+    pub metrics_addr: Option<SocketAddr>,
+    pub data_root: PathBuf,
+    pub direct: bool,
+    pub started: Instant,
+}
+
+impl Common {
+    pub fn http_settings(&self, surface: Surface) -> HttpSettings {
+        let http = &self.config.http;
+        let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        HttpSettings {
+            surface,
+            header_bytes_max: usize::try_from(http.max_header_bytes).unwrap_or(usize::MAX),
+            read_timeout: http.read_timeout,
+            write_timeout: http.write_timeout,
+            idle_timeout: http.idle_timeout,
+            consume_wait_max: http.max_consume_wait,
+            consumes_in_flight_max: narrow(http.max_consume_in_flight_per_identity),
+            produces_in_flight_max: narrow(http.max_produce_in_flight_per_identity),
+            ..HttpSettings::default()
+        }
+    }
+
+    pub fn topic_defaults(&self) -> TopicDefaults {
+        let topic = &self.config.topic;
+        TopicDefaults {
+            partitions: topic.default_partitions,
+            partitions_max: topic.max_partitions,
+            retention_ms: topic.default_retention_age_ms,
+            visibility_timeout_ms: topic.default_visibility_timeout_ms,
+            max_in_flight_per_partition: topic.default_max_in_flight_per_partition,
+            max_acked_ahead_per_partition: topic.default_max_acked_ahead_per_partition,
+        }
+    }
+}
+
+/// What a thread of the node tells the main thread when it ends.
+pub type Ended = (String, Result<(), String>);
+
+/// Starts a thread that runs `body` and reports its end, also when it panics.
+fn spawn(
+    name: String,
+    ended: &mpsc::Sender<Ended>,
+    body: impl FnOnce() -> Result<(), String> + Send + 'static,
+) -> Result<(), String> {
+    let (ended, thread) = (ended.clone(), name.clone());
+    std::thread::Builder::new()
+        .name(name.clone())
+        .spawn(move || {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
+                .unwrap_or_else(|panic| Err(narad_shards::rt::panic_text(&*panic)));
+            let _ = ended.send((thread, result)); // nobody listens once the process is on its way out
+        })
+        .map(drop)
+        .map_err(|error| format!("cannot start thread {name}: {error}"))
+}
+
+/// Serves until the process is told to stop. `Err` is one line: what ended the node.
+pub fn run(prepared: Prepared) -> Result<(), String> {
+    let started = Instant::now();
+    prepared.log_start();
+    let shards = prepared.shards();
+    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|error| format!("cannot catch signals: {error}"))?;
+    let Prepared { config, data, lock, identity, cpus, memory, file_system, ingress, metastore, snapshot, .. } = prepared;
+    let http_metrics: Arc<[Arc<HttpMetrics>]> = (0..=shards).map(|_| Arc::new(HttpMetrics::default())).collect();
+    let http = &config.http;
+    let limits = NodeLimits::new(
+        u32::try_from(http.max_connections).unwrap_or(u32::MAX),
+        http.max_batch_body_bytes_in_flight,
+    );
+    let common = Arc::new(Common {
+        state: Arc::new(NodeState { shards, ..NodeState::default() }),
+        node_id: identity.node_id.clone(),
+        limits: Arc::new(limits),
+        http_metrics,
+        http_addr: prepared.http_addr,
+        metrics_addr: prepared.metrics_addr,
+        data_root: data.root.clone(),
+        direct: file_system.direct,
+        started,
+        config,
+    });
+
+    let (ended, endings) = mpsc::channel();
+    let (stop, stopping) = mpsc::channel();
+    let mut endpoints = spsc::mesh(shards);
+    let control_endpoint = endpoints.pop().ok_or("the mesh has no end for the control thread")?;
+    let mut threads = 0;
+    for (endpoint, cpu) in endpoints.into_iter().zip(&cpus.shards) {
+        let id = endpoint.shard();
+        let mut options = Options::new(&format!("shard {id}"));
+        options.cpu = cpu.map(|cpu| cpu as usize);
+        options.spin = Duration::from_micros(cpus.spin_us);
+        let held: OwnedFd = lock.duplicate().map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;
+        let plan = ShardPlan {
+            id,
+            store_id: identity.store_id,
+            memory_bytes: usize::try_from(memory.per_shard_bytes).unwrap_or(usize::MAX),
+            // A directory n without a shard n goes to shard n mod shards (design §2).
+            adopt: ingress.numbers.iter().copied().filter(|n| *n >= u32::from(shards) && n % u32::from(shards) == u32::from(id)).collect(),
+            snapshot: snapshot.clone(),
+            lock: held,
+        };
+        let common = common.clone();
+        spawn(format!("narad-shard-{id}"), &ended, move || shard_thread::run(common, plan, endpoint, options))?;
+        threads += 1;
+    }
+    let mut options = Options::new("control");
+    options.cpu = cpus.control.map(|cpu| cpu as usize);
+    let plan = ControlPlan { metastore, stopping };
+    let for_control = common.clone();
+    spawn("narad-control".to_owned(), &ended, move || control_thread::run(for_control, plan, control_endpoint, options))?;
+    threads += 1;
+
+    let handle = signals.handle();
+    let on_signal = std::thread::Builder::new().name("narad-signals".to_owned()).spawn(move || {
+        let mut seen = 0;
+        for signal in signals.forever() {
+            seen += 1;
+            if seen > 1 {
+                // The operator does not want to wait: everything answered 202 is on disk already.
+                std::process::exit(EXIT_ON_SECOND_SIGNAL);
+            }
+            tracing::info!(signal, "stopping: requests in flight are finished first; a second signal ends at once");
+            let _ = stop.send(());
+        }
+    });
+    on_signal.map_err(|error| format!("cannot start the signal thread: {error}"))?;
+
+    let result = wait_for_all(&endings, threads, &common.state);
+    handle.close();
+    drop(lock);
+    result
+}
+
+/// A thread that ends while nobody stops the node takes the whole node with it (E25, lesson D10.2).
+fn wait_for_all(endings: &mpsc::Receiver<Ended>, threads: usize, state: &NodeState) -> Result<(), String> {
+    use std::sync::atomic::Ordering;
+    for _ in 0..threads {
+        let (thread, result) = endings.recv().map_err(|_| "the threads of the node are gone".to_owned())?;
+        result.map_err(|cause| format!("{thread}: {cause}"))?;
+        if !state.stopping.load(Ordering::Relaxed) {
+            return Err(format!("{thread} ended although the node was not told to stop"));
+        }
+    }
+    tracing::info!("stopped");
+    Ok(())
+}

@@ -1,0 +1,112 @@
+//! A listener at work: accepts, serves each connection in a task of its own, and stops in good order.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use narad_shards::io::Listener;
+use narad_shards::rt::sync::Notify;
+use narad_shards::rt::{self, Queue};
+
+use super::socket::Socket;
+use crate::http::{serve_connection, Broker, HttpContext};
+
+/// How often a listener that is at its cap looks whether a place is free again, should another shard have freed it.
+const FULL_INTERVAL: Duration = Duration::from_millis(20);
+
+pub struct Serving<B> {
+    context: Rc<HttpContext<B>>,
+    open: Cell<usize>,
+    changed: Notify,
+    stopping: Cell<bool>,
+}
+
+impl<B: Broker> Serving<B> {
+    /// Starts accepting.
+    pub fn start(listener: Listener, context: Rc<HttpContext<B>>) -> Rc<Serving<B>> {
+        let serving =
+            Rc::new(Serving { context, open: Cell::new(0), changed: Notify::new(), stopping: Cell::new(false) });
+        rt::spawn(Queue::Foreground, accept(serving.clone(), listener));
+        serving
+    }
+
+    /// Accepts nothing more and lets requests in flight finish, at most `within`.
+    pub async fn stop(&self, within: Duration) {
+        self.stopping.set(true);
+        self.changed.notify_all();
+        self.context.begin_shutdown();
+        let finished = async {
+            loop {
+                let changed = self.changed.notified();
+                if self.open.get() == 0 {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        if rt::timeout(within, finished).await.is_err() {
+            tracing::warn!(connections = self.open.get(), "connections were still busy when the shutdown grace ended");
+        }
+    }
+}
+
+/// Errors of accept never end a listener; they are logged once a second at most.
+async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
+    let reported: Arc<AtomicU64> = Arc::default();
+    loop {
+        // A slot first: beyond the cap a connection waits in the backlog, it is not refused (http-api.md §1).
+        let slot = loop {
+            if let Some(slot) = serving.context.node.connection() {
+                break slot;
+            }
+            rt::sleep(FULL_INTERVAL).await;
+        };
+        let next = listener.accept(|error| {
+            let now = rt::wall_clock_ms();
+            if now.saturating_sub(reported.swap(now, Ordering::Relaxed)) > 1_000 {
+                tracing::warn!(%error, "accepting a connection failed; the listener goes on");
+            }
+        });
+        let mut next = std::pin::pin!(next);
+        let stream = std::future::poll_fn(|cx| {
+            use std::future::Future;
+            if serving.stopping.get() {
+                return std::task::Poll::Ready(None);
+            }
+            next.as_mut().poll(cx).map(Some)
+        });
+        let stopped = serving.changed.notified();
+        let Some(stream) = either(stream, stopped).await else { return };
+        let Some(stream) = stream else { return };
+        let Ok(peer) = stream.peer_addr() else { continue };
+        serving.open.set(serving.open.get() + 1);
+        let serving = serving.clone();
+        rt::spawn(Queue::Foreground, async move {
+            serve_connection(Socket::new(stream), peer.ip(), serving.context.clone()).await;
+            drop(slot);
+            serving.open.set(serving.open.get() - 1);
+            if serving.stopping.get() {
+                serving.changed.notify_all();
+            }
+        });
+    }
+}
+
+/// The first future's value, or `None` when the second one is done first.
+async fn either<T>(
+    first: impl std::future::Future<Output = T>,
+    second: impl std::future::Future<Output = ()>,
+) -> Option<T> {
+    use std::future::Future;
+    let mut first = std::pin::pin!(first);
+    let mut second = std::pin::pin!(second);
+    std::future::poll_fn(move |cx| {
+        if let std::task::Poll::Ready(value) = first.as_mut().poll(cx) {
+            return std::task::Poll::Ready(Some(value));
+        }
+        second.as_mut().poll(cx).map(|()| None)
+    })
+    .await
+}

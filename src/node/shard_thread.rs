@@ -1,0 +1,157 @@
+//! One shard's thread: its ring, its disk, its shard, its listener.
+
+use std::cell::{OnceCell, RefCell};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use narad_shards::log::{Codec, LogOptions};
+use narad_shards::meta::{Address, ShardId, Snapshot};
+use narad_shards::peer::{Carrier, Reply, Request};
+use narad_shards::queue::CommitterOptions;
+use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
+use narad_shards::rt::{self, sync::Notify};
+use narad_shards::shard::{Shard, ShardOptions};
+use narad_shards::spsc::{Endpoint, Handler};
+
+use super::broker::ShardBroker;
+use super::run::Common;
+use super::serving::Serving;
+use crate::config::{self, CompressionLevel};
+use crate::http::{HttpContext, Surface};
+
+const WAL_SEGMENT_BYTES: u64 = 64 << 20;
+/// Below this, produce is refused while the disk still has room for everything else (E22).
+const DISK_RESERVE_BYTES_MIN: u64 = 256 << 20;
+/// Lets the last reply leave before the ring is torn down.
+const LAST_REPLY: Duration = Duration::from_millis(20);
+
+pub struct ShardPlan {
+    pub id: ShardId,
+    pub store_id: u64,
+    pub memory_bytes: usize,
+    pub adopt: Vec<u32>,
+    pub snapshot: Arc<Snapshot>,
+    /// The data directory's lock, for the ring to hold (E12).
+    pub lock: OwnedFd,
+}
+
+/// What requests reach before the shard is open: they wait.
+#[derive(Default)]
+struct Slot {
+    shard: OnceCell<Shard>,
+    opened: Notify,
+    serving: RefCell<Option<Rc<Serving<ShardBroker>>>>,
+    /// The shutdown was answered.
+    finished: Notify,
+}
+
+impl Slot {
+    async fn shard(&self) -> Shard {
+        loop {
+            let opened = self.opened.notified();
+            if let Some(shard) = self.shard.get() {
+                return shard.clone();
+            }
+            opened.await;
+        }
+    }
+
+    async fn answer(&self, handle: &RingHandle, request: Request) -> Reply {
+        let shard = self.shard().await;
+        match request {
+            Request::StopServing { within } => {
+                shard.queues().release_waiters();
+                let serving = self.serving.borrow_mut().take();
+                if let Some(serving) = serving {
+                    serving.stop(within).await;
+                }
+                Reply::Done
+            }
+            Request::Metrics => {
+                let mut metrics = shard.metrics().await;
+                metrics.runtime = handle.metrics();
+                metrics.enter_us = handle.submit_micros();
+                Reply::Metrics(Box::new(metrics))
+            }
+            Request::Shutdown => {
+                let reply = shard.handle(Request::Shutdown).await;
+                self.finished.notify_one();
+                reply
+            }
+            other => shard.handle(other).await,
+        }
+    }
+}
+
+/// Runs until the shard has been shut down. `Err` takes the node down.
+pub fn run(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, options: Options) -> Result<(), String> {
+    run_shard_thread(options, move |handle| main(common, plan, endpoint, handle)).map_err(|error| error.to_string())?
+}
+
+async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: RingHandle) -> Result<(), String> {
+    let id = plan.id;
+    handle.hold_lock(&plan.lock).map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;
+    let disk = handle.disk(&common.data_root, common.direct).map_err(|error| error.to_string())?;
+    let slot: Rc<Slot> = Rc::default();
+    let handler: Handler = {
+        let (slot, handle) = (slot.clone(), handle.clone());
+        Rc::new(move |_from, request| {
+            let (slot, handle) = (slot.clone(), handle.clone());
+            Box::pin(async move { slot.answer(&handle, request).await })
+        })
+    };
+    let links: Rc<dyn Carrier> = endpoint.attach(handler);
+    let options = ShardOptions {
+        id,
+        disk,
+        data_dir: common.data_root.clone(),
+        store_id: plan.store_id,
+        memory_bytes: plan.memory_bytes,
+        wal_segment_bytes: WAL_SEGMENT_BYTES,
+        log: LogOptions { codec: codec(&common.config.storage), ..LogOptions::default() },
+        positions: CommitterOptions {
+            interval: Duration::from_millis(common.config.storage.consumer_offset_commit_interval_ms),
+            ..CommitterOptions::default()
+        },
+        disk_reserve_bytes: (2 * WAL_SEGMENT_BYTES * u64::from(common.state.shards)).max(DISK_RESERVE_BYTES_MIN),
+        adopt: plan.adopt,
+    };
+    let shard = Shard::open(options, plan.snapshot, links.clone()).await.map_err(|error| error.to_string())?;
+    let _ = slot.shard.set(shard.clone());
+    slot.opened.notify_all();
+    common.state.opened.fetch_add(1, Ordering::Relaxed);
+    links.call(Address::CONTROL, Request::Opened).await.map_err(|lost| format!("the control thread: {}", lost.0))?;
+    shard.start();
+    let context = HttpContext::new(
+        ShardBroker { shard, state: common.state.clone() },
+        common.http_settings(Surface::Api { metrics: common.metrics_addr.is_none() }),
+        common.topic_defaults(),
+        common.node_id.clone(),
+        common.limits.clone(),
+        common.http_metrics[usize::from(id)].clone(),
+        common.http_metrics.clone(),
+    );
+    let listener = handle.listen(common.http_addr).map_err(|error| error.to_string())?;
+    *slot.serving.borrow_mut() = Some(Serving::start(listener, Rc::new(context)));
+    if id == 0 {
+        tracing::info!(addr = %common.http_addr, took_ms = common.started.elapsed().as_millis() as u64, "http listening");
+    }
+    slot.finished.notified().await;
+    rt::sleep(LAST_REPLY).await;
+    Ok(())
+}
+
+fn codec(storage: &config::Storage) -> Codec {
+    match storage.codec {
+        config::Codec::None => Codec::None,
+        config::Codec::Zstd => Codec::Zstd(match storage.compression_level {
+            CompressionLevel::Fastest => 1,
+            CompressionLevel::Default => 3,
+            CompressionLevel::Better => 7,
+            CompressionLevel::Best => 11,
+        }),
+    }
+}
