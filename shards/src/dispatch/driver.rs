@@ -34,6 +34,9 @@ pub trait Environment {
     fn alive(&self, node: NodeId) -> bool;
 }
 
+/// Turns before other tasks get the core: each may place one read's worth of records.
+const TURNS_AT_ONCE: u32 = 2;
+
 /// Something that a task of the dispatcher has to tell its loop.
 enum Event {
     Landed(CommitId, Result<Committed, CommitError>),
@@ -53,7 +56,8 @@ struct Shared {
     progress: Notify,
 }
 
-/// The dispatcher of one WAL directory (E18), running as a task of its shard.
+/// The dispatcher of one WAL directory (E18), running as a task of its shard until it is stopped; dropping this
+/// handle does not stop it.
 pub struct Dispatcher {
     shared: Rc<Shared>,
 }
@@ -118,9 +122,12 @@ async fn run(shared: Rc<Shared>) {
     loop {
         // Listening starts before looking: what happens in between wakes the wait below.
         let (durable, changed, wake) = (durable.notified(), changed.notified(), shared.wake.notified());
-        let mut acted = true;
-        while acted {
-            acted = turn(&shared);
+        let mut turns = 0;
+        while turn(&shared) {
+            turns += 1;
+            if turns % TURNS_AT_ONCE == 0 {
+                rt::yield_now().await;
+            }
         }
         shared.progress.notify_all();
         if shared.stopping.get() && !shared.core.borrow().settling() {

@@ -5,9 +5,12 @@ use super::action::{Action, Report};
 use super::gone::Verdict;
 use super::lane::{Entry, Key, Lane, LaneId};
 use super::marks::Mark;
-use super::{encoded_bytes, Core, Ready, BACKOFF, BATCH_TARGET, COMMIT_BYTES_MAX, LOOKAHEAD_WINDOWS, REROUTE_AFTER};
+use super::{
+    encoded_bytes, Core, Ready, BACKOFF, BATCH_TARGET, COMMIT_BYTES_MAX, LOOKAHEAD_WINDOWS, REROUTE_AFTER, RESCAN_EVERY,
+};
 use crate::dispatch::{ReadBack, ReadLimit};
 use crate::meta::Destination;
+use crate::rt::Instant;
 use crate::wal::WalRecord;
 
 /// One walk over the skipped records, in WAL order.
@@ -17,6 +20,7 @@ pub(crate) struct Pass {
     position: u64,
     /// Lanes that it may still place records of. When none is left, the pass is over.
     open: usize,
+    started: Instant,
 }
 
 impl Core {
@@ -400,7 +404,7 @@ impl Core {
     }
 
     fn rescan(&mut self, limit: ReadLimit) {
-        if self.pass.is_none() {
+        if self.pass.is_none() || self.overdue() {
             self.start_pass();
         }
         let Some(position) = self.pass.as_ref().map(|pass| pass.position) else { return };
@@ -417,13 +421,25 @@ impl Core {
         self.actions.push_back(Action::ReadSkipped { from, until: self.marks.end(), limit });
     }
 
+    /// A lane that drains as fast as it is filled could keep a pass going for ever while others want one.
+    fn overdue(&mut self) -> bool {
+        let overdue = self.pass.as_ref().is_some_and(|pass| self.now >= pass.started + RESCAN_EVERY);
+        if !overdue || self.wanting.is_empty() {
+            return false;
+        }
+        let open: Vec<LaneId> = self.skipping.iter().copied().filter(|id| self.in_pass(*id)).collect();
+        self.wanting.extend(open);
+        self.end_pass();
+        true
+    }
+
     fn start_pass(&mut self) {
         if self.wanting.is_empty() {
             return;
         }
         let wanting = std::mem::take(&mut self.wanting);
         self.pass_serial += 1;
-        let mut pass = Pass { serial: self.pass_serial, position: u64::MAX, open: 0 };
+        let mut pass = Pass { serial: self.pass_serial, position: u64::MAX, open: 0, started: self.now };
         for id in wanting {
             if self.lanes.get(id).is_none_or(|lane| lane.skipped == 0) || !self.could_place(id) {
                 continue;

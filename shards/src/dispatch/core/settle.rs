@@ -339,6 +339,7 @@ impl Core {
         self.lent_bytes -= flight.bytes;
         let stored = complete(result, flight.seqs.len()).is_ok();
         for (seq, home) in flight.seqs {
+            self.metrics.records_committed += u64::from(stored && self.marks.get(seq) != Some(Mark::Done));
             match self.marks.get(seq) {
                 Some(Mark::Skipped) if stored => self.note_placed(home, seq, Mark::Done),
                 _ if stored => self.marks.set(seq, Mark::Done),

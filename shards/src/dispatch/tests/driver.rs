@@ -31,6 +31,8 @@ enum Mood {
     Random,
 }
 
+type Topic<'a> = (&'a str, u64, &'a [(u64, u16)]);
+
 struct World {
     wal: RefCell<MockWal>,
     /// Records below this are no longer in memory.
@@ -78,7 +80,8 @@ impl World {
         })
     }
 
-    fn topics(&self, topics: &[(&str, u64, &[(u64, u16)])]) {
+    /// Name, id, and node and shard of each partition.
+    fn topics(&self, topics: &[Topic]) {
         let mut all = Topics::default();
         for (name, id, addresses) in topics {
             let addresses: Vec<Address> =

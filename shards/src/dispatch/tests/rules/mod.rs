@@ -1,0 +1,5 @@
+//! One script for each rule of the seed's dispatch stage and each lesson of group 2.
+
+mod failing;
+mod sending;
+mod topics;
