@@ -89,6 +89,8 @@ pub enum SettleMode {
     Extend,
     /// Give the record back at once.
     Nack,
+    /// Give back a record that never reached its client (C15): as a nack, but not counted as one.
+    Release,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -112,6 +112,8 @@ pub struct Committer {
     unsynced: RefCell<Vec<Rc<Tracked>>>,
     due: RefCell<VecDeque<Rc<Tracked>>>,
     levels: RefCell<BTreeSet<(Instant, Destination)>>,
+    /// Forgotten while an operation on their files was under way.
+    leaving: RefCell<Vec<Rc<Tracked>>>,
     /// Partitions with an open file, in the order of opening.
     handles: RefCell<VecDeque<Rc<Tracked>>>,
     running: Cell<bool>,
@@ -133,6 +135,7 @@ impl Committer {
             unsynced: RefCell::default(),
             due: RefCell::default(),
             levels: RefCell::default(),
+            leaving: RefCell::default(),
             handles: RefCell::default(),
             running: Cell::new(false),
             work: Notify::new(),
@@ -199,17 +202,30 @@ impl Committer {
         !self.running.get()
     }
 
-    /// Writes nothing more for a partition; resolves when no write is in flight either, so that its directory may be
-    /// replaced (C80, lesson N14.2).
-    pub async fn forget(&self, destination: Destination) {
+    /// Writes nothing more for a partition, except for what is under way at this moment (C80).
+    pub fn forget(&self, destination: Destination) {
         let tracked = self.partitions.borrow_mut().remove(&destination);
-        if let Some(tracked) = tracked {
-            tracked.forgotten.set(true);
-            self.unschedule_level(&tracked);
-            while tracked.busy.get() {
-                tracked.idle.notified().await;
+        let Some(tracked) = tracked else { return };
+        tracked.forgotten.set(true);
+        self.unschedule_level(&tracked);
+        self.drop_handle(&tracked);
+        let mut leaving = self.leaving.borrow_mut();
+        leaving.retain(|left| left.busy.get());
+        if tracked.busy.get() {
+            leaving.push(tracked);
+        }
+    }
+
+    /// Resolves when no write for a forgotten partition of the topic is under way any more, so that its directory
+    /// may be replaced (C80, lesson N14.2).
+    pub async fn forgotten(&self, incarnation: Incarnation) {
+        loop {
+            let writes = |left: &&Rc<Tracked>| left.destination.incarnation == incarnation && left.busy.get();
+            let busy = self.leaving.borrow().iter().find(writes).cloned();
+            match busy {
+                Some(busy) => busy.idle.notified().await,
+                None => return,
             }
-            self.drop_handle(&tracked);
         }
     }
 
@@ -218,7 +234,7 @@ impl Committer {
         let tracked = self.partitions.borrow().get(&destination).cloned();
         let Some(tracked) = tracked else { return Ok(()) };
         let flushed = self.flush(&tracked).await;
-        self.forget(destination).await;
+        self.forget(destination);
         flushed
     }
 

@@ -185,7 +185,8 @@ fn n14_2_c80_a_forgotten_partition_is_never_written_again() {
             acks.frontier.set(9);
             committer.mark_dirty(&tracked);
             rt::sleep(TICK + Duration::from_micros(seed * 60)).await;
-            committer.forget(destination(0)).await;
+            committer.forget(destination(0));
+            committer.forgotten(LIFE).await;
             disk.remove_dir_all(&directory(0)).await.expect("simulated");
             // The topic is created again under its old name and directory.
             let (successor, _) = track(&committer, &disk, 0).await;

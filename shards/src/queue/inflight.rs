@@ -158,6 +158,10 @@ impl InFlight {
         self.acked_ahead
     }
 
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// Applies altered caps to the next reserve (C13).
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;

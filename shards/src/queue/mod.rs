@@ -1,17 +1,42 @@
 //! Leases, frontier, waiters: what consumers see of a partition, and who gets the next record.
 //!
-//! - [`inflight`]: leases and frontier of one partition, pure.
-//! - [`position`], [`committer`]: the acked position on disk; codec and slot roles, then the driver of all files.
+//! Pure cores, each with its tests beside it:
+//! - `inflight`: leases and frontier of one partition.
+//! - `position`: the acked position on disk, its codec and the roles of its slots.
+//! - `waiters`, `home`: who waits for what, and which shard is asked next.
+//!
+//! Drivers:
+//! - `committer`: writes the positions of all partitions of a shard.
+//! - `partition`, `topic`: one partition's leases over its records; a topic's partitions on one shard.
+//! - `shard_queues`: all of it for one shard, and the requests of the other shards.
+//! - `consumer`: what HTTP calls.
+//!
+//! How a record finds its consumer: a consume first looks at the partitions of its own shard. If they have nothing it
+//! parks, at the topic's home shard or, when pinned, at its partition's shard. The home asks the shards that may have
+//! records, for one waiter at a time; a shard without any keeps a token, and spends it when a record comes.
 
 mod committer;
+mod consumer;
+mod held;
+mod home;
 mod inflight;
+mod partition;
 mod position;
+mod shard_queues;
+mod sweep;
+mod topic;
 mod waiters;
 
 use std::rc::Rc;
 
 use crate::log::{LogRecord, ReadError};
 use crate::peer::LocalBoxFuture;
+
+pub use committer::{Committer, CommitterOptions, Stored};
+pub use consumer::Consumer;
+pub use inflight::Range;
+pub use position::Position;
+pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, QueueMetrics, ShardQueues};
 
 /// What the queue needs of a partition's log. `log` implements it; tests have their own.
 pub trait Records {
@@ -26,3 +51,6 @@ pub trait Records {
 }
 
 pub type RecordsHandle = Rc<dyn Records>;
+
+#[cfg(test)]
+mod tests;

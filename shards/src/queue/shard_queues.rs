@@ -1,0 +1,534 @@
+//! All queues of one shard: its topics, the homes of topics that wait here, and the requests of other shards.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::committer::Committer;
+use super::held::Held;
+use super::home::{Brought, Claim, HomeTopic};
+use super::partition::PartitionQueue;
+use super::sweep::Sweeper;
+use super::topic::{pause_for_snapshot, serving_shards, TopicQueue};
+use super::RecordsHandle;
+use crate::api::{ConsumeError, Delivery, Settle, SettleMode, SettleStatus};
+use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
+use crate::metrics::{histogram, Histogram, PartitionMetrics};
+use crate::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take, WaiterId};
+use crate::rt::sync::Sender;
+use crate::rt::{self, Queue};
+
+/// What a parked consume is answered through.
+pub(super) type ParkReply = Sender<Result<Held, ConsumeError>>;
+
+/// An open partition log as the shard hands it over.
+pub struct Opened {
+    /// Of a partition that was never written: empty, and nothing is open behind it.
+    pub records: RecordsHandle,
+    /// Where the position files live. Need not exist before the first record does; the queue never creates it.
+    pub directory: PathBuf,
+}
+
+/// What the queues need of their shard.
+pub trait QueueEnvironment {
+    fn shard(&self) -> ShardId;
+    fn carrier(&self) -> Rc<dyn Carrier>;
+    /// Opens the log of a partition that the snapshot gives this shard, or returns the open one. Called again when a
+    /// handle has answered "closed".
+    fn open(&self, destination: Destination) -> LocalBoxFuture<'static, Result<Opened, ConsumeError>>;
+}
+
+/// A partition's consumer state, for statistics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConsumerState {
+    pub frontier: u64,
+    pub leased: u64,
+    pub acked_ahead: u64,
+}
+
+/// How consumes of this shard's clients ended (C100); times in microseconds.
+#[derive(Clone, Debug)]
+pub struct QueueMetrics {
+    pub consumes_empty: u64,
+    /// Waiters parked on this shard: as the topic's home, or pinned to its partitions.
+    pub parked: u64,
+    pub wait_hit: Histogram,
+    pub wait_timeout: Histogram,
+}
+
+impl Default for QueueMetrics {
+    fn default() -> Self {
+        QueueMetrics { consumes_empty: 0, parked: 0, wait_hit: histogram(), wait_timeout: histogram() }
+    }
+}
+
+type Home = Rc<RefCell<HomeTopic<ParkReply>>>;
+
+/// The queue side of one shard. Lives as long as the shard; shared by its tasks.
+pub struct ShardQueues {
+    me: Weak<ShardQueues>,
+    pub(super) environment: Rc<dyn QueueEnvironment>,
+    pub(super) committer: Rc<Committer>,
+    pub(super) sweeper: Sweeper,
+    shard: ShardId,
+    snapshot: RefCell<Arc<Snapshot>>,
+    topics: RefCell<BTreeMap<Incarnation, Rc<TopicQueue>>>,
+    homes: RefCell<BTreeMap<Incarnation, Home>>,
+    waiters_made: Cell<u64>,
+    stopping: Cell<bool>,
+    pub(super) metrics: RefCell<QueueMetrics>,
+}
+
+impl ShardQueues {
+    pub fn new(environment: Rc<dyn QueueEnvironment>, committer: Rc<Committer>) -> Rc<ShardQueues> {
+        Rc::new_cyclic(|me| ShardQueues {
+            me: me.clone(),
+            shard: environment.shard(),
+            environment,
+            committer,
+            sweeper: Sweeper::default(),
+            snapshot: RefCell::default(),
+            topics: RefCell::default(),
+            homes: RefCell::default(),
+            waiters_made: Cell::new(0),
+            stopping: Cell::new(false),
+            metrics: RefCell::default(),
+        })
+    }
+
+    fn strong(&self) -> Rc<ShardQueues> {
+        self.me.upgrade().expect("called on a live object")
+    }
+
+    pub fn shard(&self) -> ShardId {
+        self.shard
+    }
+
+    pub(super) fn with_snapshot<T>(&self, look: impl FnOnce(&Snapshot) -> T) -> T {
+        look(&self.snapshot.borrow())
+    }
+
+    pub(super) fn knows(&self, incarnation: Incarnation) -> bool {
+        self.with_snapshot(|snapshot| snapshot.topic_of(incarnation).is_some())
+    }
+
+    pub(super) fn next_waiter(&self) -> WaiterId {
+        let serial = self.waiters_made.get();
+        self.waiters_made.set(serial + 1);
+        WaiterId { shard: self.shard, serial }
+    }
+
+    /// The topic as this shard serves it; `None` when the snapshot does not have it.
+    pub(super) fn topic(&self, incarnation: Incarnation) -> Option<Rc<TopicQueue>> {
+        if let Some(topic) = self.topics.borrow().get(&incarnation) {
+            return Some(topic.clone());
+        }
+        let snapshot = self.snapshot.borrow();
+        let topic = TopicQueue::new(self.me.clone(), snapshot.topic_of(incarnation)?, &snapshot, self.shard);
+        self.topics.borrow_mut().insert(incarnation, topic.clone());
+        Some(topic)
+    }
+
+    pub(super) fn open_partition(&self, destination: Destination) -> Option<Rc<PartitionQueue>> {
+        self.topics.borrow().get(&destination.incarnation)?.open_partition(destination.partition)
+    }
+
+    /// Sees the world as this snapshot from now on. Waiters of topics that have gone are answered, their state is
+    /// dropped (N36, C37); before the directory of a dropped topic is touched, await
+    /// [`topic_removed`](Self::topic_removed).
+    pub fn on_snapshot(&self, snapshot: Arc<Snapshot>) {
+        if snapshot.version < self.snapshot.borrow().version {
+            return;
+        }
+        *self.snapshot.borrow_mut() = snapshot.clone();
+        let topics: Vec<Rc<TopicQueue>> = self.topics.borrow().values().cloned().collect();
+        for topic in topics {
+            match snapshot.topic_of(topic.incarnation) {
+                Some(meta) => {
+                    let lost = topic.follow(meta, &snapshot, self.shard);
+                    lost.into_iter().for_each(|partition| self.drop_partition(&partition, ConsumeError::NotOwner));
+                }
+                None => {
+                    let open = topic.retire();
+                    open.iter().for_each(|partition| self.drop_partition(partition, ConsumeError::TopicNotFound));
+                    self.topics.borrow_mut().remove(&topic.incarnation);
+                }
+            }
+        }
+        let homes: Vec<(Incarnation, Home)> = self.homes.borrow().iter().map(|(i, h)| (*i, h.clone())).collect();
+        for (incarnation, home) in homes {
+            if snapshot.topic_of(incarnation).is_some() {
+                home.borrow_mut().set_shards(serving_shards(&snapshot, incarnation));
+                self.run_home(incarnation, &home);
+            } else {
+                self.homes.borrow_mut().remove(&incarnation);
+                let waiters = home.borrow_mut().close();
+                answer_all(waiters, Err(ConsumeError::TopicNotFound));
+            }
+        }
+    }
+
+    fn drop_partition(&self, partition: &Rc<PartitionQueue>, why: ConsumeError) {
+        partition.retire();
+        self.committer.forget(partition.destination);
+        answer_all(partition.drain_pinned(), Err(why));
+    }
+
+    /// Resolves when nothing of a dropped topic can be written any more: its directory may be renamed or removed
+    /// (C80, lesson N14.2).
+    pub async fn topic_removed(&self, incarnation: Incarnation) {
+        self.committer.forgotten(incarnation).await;
+    }
+
+    /// The shard has opened, or opened again, the log of a partition.
+    pub fn partition_opened(&self, destination: Destination, records: RecordsHandle) {
+        match self.open_partition(destination) {
+            Some(partition) => partition.replace_records(records),
+            None => self.on_visible(destination),
+        }
+    }
+
+    /// The partition's high watermark has moved (S96). Costs two look-ups and a flag test when nobody waits, reads
+    /// nothing of the log, and may be called from inside its commit.
+    pub fn on_visible(&self, destination: Destination) {
+        let topic = self.topics.borrow().get(&destination.incarnation).cloned();
+        let Some(topic) = topic else { return };
+        match topic.open_partition(destination.partition) {
+            Some(partition) => partition.announce(),
+            None => {
+                topic.bump();
+                topic.fire();
+            }
+        }
+    }
+
+    /// Before an idle log is closed for good: makes its position durable and drops its consumer state. `false`, and
+    /// nothing done, while leases or pinned waiters need it.
+    pub async fn unload(&self, destination: Destination) -> std::io::Result<bool> {
+        let Some(partition) = self.open_partition(destination) else { return Ok(true) };
+        if partition.parked() > 0 || partition.consumer_state().leased > 0 {
+            return Ok(false);
+        }
+        let Some(topic) = self.topic(destination.incarnation) else { return Ok(true) };
+        // A claim that comes meanwhile waits until the position is on disk, and then loads it from there.
+        let _closing = topic.begin_close(&partition);
+        self.committer.close(destination).await?;
+        Ok(true)
+    }
+
+    /// Answers everybody who waits, then makes all positions exact and durable (D18). Requests must have been
+    /// answered before: an ack that comes later settles in memory alone.
+    pub async fn shutdown(&self) -> std::io::Result<()> {
+        self.stopping.set(true);
+        let homes: Vec<Home> = self.homes.borrow().values().cloned().collect();
+        for home in homes {
+            let waiters = home.borrow_mut().close();
+            answer_all(waiters, Ok(()));
+        }
+        for partition in self.all_partitions() {
+            answer_all(partition.drain_pinned(), Ok(()));
+        }
+        self.committer.close_all().await
+    }
+
+    fn all_partitions(&self) -> Vec<Rc<PartitionQueue>> {
+        self.topics.borrow().values().flat_map(|topic| topic.open_partitions()).collect()
+    }
+
+    pub fn consumer_state(&self, destination: Destination) -> Option<ConsumerState> {
+        self.open_partition(destination).map(|partition| partition.consumer_state())
+    }
+
+    /// The consumer side of every open partition's figures. Partitions without consumer state are left out: their
+    /// stored frontier is in their files (C102), see [`Committer::load`].
+    pub async fn partition_metrics(&self) -> BTreeMap<Destination, PartitionMetrics> {
+        let mut all = BTreeMap::new();
+        for partition in self.all_partitions() {
+            all.insert(partition.destination, partition.metrics().await);
+        }
+        all
+    }
+
+    pub fn metrics(&self) -> QueueMetrics {
+        let parked_home: usize = self.homes.borrow().values().map(|home| home.borrow().parked()).sum();
+        let parked_pinned: usize = self.all_partitions().iter().map(|partition| partition.parked()).sum();
+        QueueMetrics { parked: (parked_home + parked_pinned) as u64, ..self.metrics.borrow().clone() }
+    }
+
+    /// Topics and homes held in memory: flat under create and delete (C37).
+    pub fn topics_held(&self) -> (usize, usize) {
+        (self.topics.borrow().len(), self.homes.borrow().len())
+    }
+
+    /// Checks the invariants of every open partition. For tests and simulation.
+    pub fn check(&self) {
+        self.all_partitions().iter().for_each(|partition| partition.check());
+    }
+
+    /// Answers a request of another shard, or of this one. Requests that are not the queue's come back.
+    pub async fn handle(self: &Rc<Self>, request: Request) -> Result<Reply, Request> {
+        match request {
+            Request::Claim { incarnation, partition, take, arm } => {
+                let claimed = self.claim(incarnation, partition, take, arm).await;
+                Ok(Reply::Deliveries(claimed.map(Held::into_deliveries)))
+            }
+            Request::Park { waiter, incarnation, partition, take } => {
+                let served = self.park(waiter, incarnation, partition, take).await;
+                Ok(Reply::Deliveries(served.map(Held::into_deliveries)))
+            }
+            Request::ReadAt { incarnation, partition, offset } => match self.topic(incarnation) {
+                Some(topic) => Ok(Reply::ReadAt(topic.read_at(partition, offset).await)),
+                None => Ok(Reply::ReadAt(Err(ConsumeError::TopicNotFound))),
+            },
+            other => self.handle_now(other),
+        }
+    }
+
+    /// Requests that are answered without waiting: `Unpark`, `Available`, `Settle`.
+    pub fn handle_now(&self, request: Request) -> Result<Reply, Request> {
+        match request {
+            Request::Unpark { waiter, incarnation, partition } => {
+                self.unpark(waiter, incarnation, partition);
+                Ok(Reply::Done)
+            }
+            Request::Available { incarnation, shard } => {
+                self.available(incarnation, shard);
+                Ok(Reply::Done)
+            }
+            Request::Settle { incarnation, settles } => Ok(Reply::Settled(self.settle_here(incarnation, &settles))),
+            other => Err(other),
+        }
+    }
+
+    pub(super) fn address(&self) -> Address {
+        Address::local(self.shard)
+    }
+
+    /// A call to any shard; to this one it is a function call.
+    pub(super) fn call(&self, to: Address, request: Request) -> LocalBoxFuture<'static, Result<Reply, Lost>> {
+        if to != self.address() {
+            return self.environment.carrier().call(to, request);
+        }
+        let me = self.strong();
+        Box::pin(async move {
+            me.handle(request).await.map_err(|_| Lost("the queue does not answer this request".to_owned()))
+        })
+    }
+
+    pub(super) fn send(&self, to: Address, request: Request) {
+        if to != self.address() {
+            self.environment.carrier().send(to, request);
+            return;
+        }
+        let handled = self.handle_now(request);
+        debug_assert!(handled.is_ok(), "only requests that need no answer are sent one way");
+    }
+
+    async fn claim(
+        self: &Rc<Self>,
+        incarnation: Incarnation,
+        partition: Option<u32>,
+        take: Take,
+        arm: bool,
+    ) -> Result<Held, ConsumeError> {
+        let topic = self.topic(incarnation).ok_or(ConsumeError::TopicNotFound)?;
+        let mut held = Held::new(self.clone());
+        let outcome = match partition {
+            Some(partition) => {
+                let partition = topic.partition(partition).await?;
+                topic.claim_from(&partition, take, &mut held).await
+            }
+            None if arm => topic.claim_or_arm(take, &mut held).await,
+            None => topic.claim(take, &mut held).await,
+        };
+        match outcome {
+            Err(error) if held.is_empty() => Err(error),
+            _ => Ok(held),
+        }
+    }
+
+    /// Claims from this shard's own partitions.
+    pub(super) async fn claim_here(self: &Rc<Self>, topic: Incarnation, take: Take) -> Result<Held, ConsumeError> {
+        self.claim(topic, None, take, false).await
+    }
+
+    async fn park(
+        self: &Rc<Self>,
+        waiter: WaiterId,
+        incarnation: Incarnation,
+        partition: Option<u32>,
+        take: Take,
+    ) -> Result<Held, ConsumeError> {
+        let (reply, served) = rt::sync::oneshot();
+        if self.stopping.get() {
+            return Ok(Held::new(self.clone()));
+        }
+        match partition {
+            Some(partition) => {
+                let topic = self.topic(incarnation).ok_or(ConsumeError::TopicNotFound)?;
+                let partition = topic.partition(partition).await?;
+                if !self.stopping.get() {
+                    partition.park(waiter, take, reply);
+                }
+            }
+            None => {
+                let home = self.home(incarnation).ok_or(ConsumeError::TopicNotFound)?;
+                home.borrow_mut().park(waiter, take, reply);
+                self.run_home(incarnation, &home);
+            }
+        }
+        // An answer without content means that the waiter was let go by a stop.
+        served.await.unwrap_or_else(|| Ok(Held::new(self.clone())))
+    }
+
+    fn unpark(&self, waiter: WaiterId, incarnation: Incarnation, partition: Option<u32>) {
+        let reply = match partition {
+            Some(partition) => self
+                .open_partition(Destination { incarnation, partition })
+                .and_then(|partition| partition.unpark(waiter)),
+            None => {
+                let home = self.homes.borrow().get(&incarnation).cloned();
+                home.and_then(|home| {
+                    let reply = home.borrow_mut().unpark(waiter);
+                    reply
+                })
+            }
+        };
+        answer_all(reply, Ok(()));
+    }
+
+    fn home(&self, incarnation: Incarnation) -> Option<Home> {
+        if let Some(home) = self.homes.borrow().get(&incarnation) {
+            return Some(home.clone());
+        }
+        let snapshot = self.snapshot.borrow();
+        snapshot.topic_of(incarnation)?;
+        let home = Rc::new(RefCell::new(HomeTopic::new(serving_shards(&snapshot, incarnation))));
+        self.homes.borrow_mut().insert(incarnation, home.clone());
+        Some(home)
+    }
+
+    /// Whether this shard is the topic's home and knows that `shard` has nothing.
+    pub(super) fn is_known_empty(&self, incarnation: Incarnation, shard: ShardId) -> bool {
+        self.homes.borrow().get(&incarnation).is_some_and(|home| home.borrow().is_armed(shard))
+    }
+
+    fn available(&self, incarnation: Incarnation, shard: ShardId) {
+        let home = self.homes.borrow().get(&incarnation).cloned();
+        if let Some(home) = home {
+            home.borrow_mut().available(shard);
+            self.run_home(incarnation, &home);
+        }
+    }
+
+    /// Spends this shard's token for the topic.
+    pub(super) fn announce_to_home(&self, incarnation: Incarnation) {
+        let home = self.with_snapshot(|snapshot| snapshot.home(incarnation));
+        self.send(Address::local(home), Request::Available { incarnation, shard: self.shard });
+    }
+
+    /// Starts every claim that the home's state calls for.
+    fn run_home(&self, incarnation: Incarnation, home: &Home) {
+        loop {
+            let claim = home.borrow_mut().next_claim();
+            let Some(claim) = claim else { return };
+            rt::spawn(Queue::Consume, self.strong().claim_for(incarnation, home.clone(), claim));
+        }
+    }
+
+    /// One claim on behalf of the waiter at the head.
+    async fn claim_for(self: Rc<Self>, incarnation: Incarnation, home: Home, claim: Claim) {
+        let result = loop {
+            let request = Request::Claim { incarnation, partition: None, take: claim.take, arm: true };
+            let result = self.deliveries_of(self.call(Address::local(claim.shard), request)).await;
+            // The shard may not have the snapshot yet that this one has (E23 holds only for answered creates).
+            let early = matches!(result, Err(ConsumeError::TopicNotFound)) && self.knows(incarnation);
+            if !early || !home.borrow().wants(claim.waiter) {
+                break result;
+            }
+            pause_for_snapshot().await;
+        };
+        let brought = match &result {
+            Ok(held) if held.is_empty() => Brought::Nothing,
+            Ok(held) if held.len() >= claim.take.max as usize => Brought::Full,
+            Ok(_) => Brought::Short,
+            Err(_) => Brought::Failed,
+        };
+        let reply = home.borrow_mut().claimed(&claim, brought);
+        if let Some(reply) = reply {
+            let _ = reply.send(result); // a receiver that has gone gives the deliveries back by dropping them
+        }
+        self.run_home(incarnation, &home);
+    }
+
+    /// The outcome of a call whose reply carries deliveries: from here on they go back if they are dropped.
+    pub(super) async fn deliveries_of(
+        self: &Rc<Self>,
+        call: LocalBoxFuture<'static, Result<Reply, Lost>>,
+    ) -> Result<Held, ConsumeError> {
+        match call.await {
+            Ok(Reply::Deliveries(Ok(deliveries))) => {
+                let mut held = Held::new(self.clone());
+                held.extend(deliveries);
+                Ok(held)
+            }
+            Ok(Reply::Deliveries(Err(error))) => Err(error),
+            Ok(_) | Err(Lost(_)) => Err(ConsumeError::Unreachable),
+        }
+    }
+
+    /// Settles leases of partitions that this shard serves. What is not open here has no leases (C26).
+    pub(super) fn settle_here(&self, incarnation: Incarnation, settles: &[Settle]) -> Vec<SettleStatus> {
+        let topic = self.topic(incarnation);
+        let settle = |settle: &Settle| match &topic {
+            None => SettleStatus::LeaseGone,
+            Some(topic) => match topic.open_partition(settle.partition) {
+                Some(partition) => partition.settle(settle),
+                None if topic.serves(settle.partition) => SettleStatus::LeaseGone,
+                None => SettleStatus::NotOwner,
+            },
+        };
+        settles.iter().map(settle).collect()
+    }
+
+    /// Gives leases back that reached nobody (C15, C40): at once, each on its own shard, counted against nobody.
+    pub fn release(&self, deliveries: Vec<Delivery>) {
+        let mut by_owner: BTreeMap<(Address, Incarnation), Vec<Settle>> = BTreeMap::new();
+        for delivery in &deliveries {
+            let destination = Destination { incarnation: delivery.incarnation, partition: delivery.partition };
+            let address = self.with_snapshot(|snapshot| snapshot.address(destination));
+            // Without an address the topic has gone, and its leases with it.
+            let Some(address) = address else { continue };
+            by_owner.entry((address, delivery.incarnation)).or_default().push(Settle {
+                partition: delivery.partition,
+                offset: delivery.offset,
+                nonce: delivery.nonce,
+                mode: SettleMode::Release,
+            });
+        }
+        for ((owner, incarnation), settles) in by_owner {
+            self.send(owner, Request::Settle { incarnation, settles });
+        }
+    }
+
+    pub(super) fn record_wait(&self, waited: Duration, hit: bool) {
+        let mut metrics = self.metrics.borrow_mut();
+        metrics.consumes_empty += u64::from(!hit);
+        let waits = if hit { &mut metrics.wait_hit } else { &mut metrics.wait_timeout };
+        waits.saturating_record(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+    }
+}
+
+/// Answers waiters that get nothing.
+fn answer_all(waiters: impl IntoIterator<Item = ParkReply>, answer: Result<(), ConsumeError>) {
+    for reply in waiters {
+        match &answer {
+            // Dropped unanswered: the handler of the park makes an empty answer of it.
+            Ok(()) => drop(reply),
+            Err(error) => drop(reply.send(Err(error.clone()))),
+        }
+    }
+}
