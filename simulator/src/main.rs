@@ -1,1 +1,124 @@
-fn main() {}
+//! `narad-simulate`: runs worlds from seeds until one breaks a rule. A failing seed is printed with its commit, the
+//! options it drew and what happened; the same binary with `--seed` shows it again.
+
+mod broker;
+mod clients;
+mod ledger;
+mod message;
+mod metadata;
+mod model;
+mod nemesis;
+mod options;
+#[cfg(test)]
+mod planted;
+mod world;
+
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use argh::FromArgs;
+
+use crate::broker::Launcher;
+use crate::ledger::{Counts, Rule, Violation};
+use crate::model::{Bug, ModelLauncher};
+use crate::world::{run_world, Report};
+
+/// One of so many seeds is run twice: the two histories must be the same.
+const REPEAT_ONE_IN: u64 = 50;
+
+/// Simulates one Narad node with its clients, its disk and its misfortunes, from seeds.
+#[derive(FromArgs)]
+struct Arguments {
+    /// how many seeds to run (default 1000)
+    #[argh(option, default = "1_000")]
+    seeds: u64,
+
+    /// first seed (default 0)
+    #[argh(option, default = "0")]
+    from: u64,
+
+    /// run this seed alone, and print everything that happened
+    #[argh(option)]
+    seed: Option<u64>,
+
+    /// run for so many minutes instead of a number of seeds
+    #[argh(option)]
+    minutes: Option<u64>,
+}
+
+fn launcher(seed: u64, _options: &options::WorldOptions) -> Rc<dyn Launcher> {
+    Rc::new(ModelLauncher::new(seed, Bug::None))
+}
+
+fn run(seed: u64, twice: bool) -> Report {
+    let mut report = run_world(seed, launcher);
+    if twice {
+        let again = run_world(seed, launcher);
+        if again.hash != report.hash {
+            let differs = report.events.iter().zip(&again.events).find(|(a, b)| a != b);
+            let text = format!("two runs differ: {differs:?}");
+            report.violations.push(Violation { rule: Rule::Determinism, text });
+        }
+    }
+    report
+}
+
+fn print_failure(report: &Report, whole: bool) {
+    let shown = if whole { report.events.len() } else { 200 };
+    let skipped = report.events.len().saturating_sub(shown);
+    if skipped > 0 {
+        println!("... {skipped} earlier events");
+    }
+    report.events[skipped..].iter().for_each(|event| println!("{event}"));
+    println!("\nlast calls of the disk:\n{}", report.disk_trace);
+    println!("{:#?}", report.options);
+    println!("\nseed {} at commit {}:", report.seed, env!("NARAD_COMMIT"));
+    report.violations.iter().take(20).for_each(|violation| println!("  {violation}"));
+    println!("\nagain: narad-simulate --seed {}", report.seed);
+}
+
+fn main() -> ExitCode {
+    let arguments: Arguments = argh::from_env();
+    if let Some(seed) = arguments.seed {
+        let report = run(seed, true);
+        print_failure(&report, true);
+        println!("{:?}, {:?} simulated", report.counts, report.virtual_time);
+        return if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let begin = Instant::now();
+    let until = arguments.minutes.map(|minutes| begin + Duration::from_secs(minutes * 60));
+    let (mut total, mut done, mut refused, mut simulated) = (Counts::default(), 0, 0, Duration::ZERO);
+    let mut seed = arguments.from;
+    loop {
+        let over = until.map_or(done >= arguments.seeds, |until| Instant::now() >= until);
+        if over {
+            break;
+        }
+        let report = run(seed, seed.is_multiple_of(REPEAT_ONE_IN));
+        if !report.violations.is_empty() {
+            print_failure(&report, false);
+            return ExitCode::FAILURE;
+        }
+        total.add(&report.counts);
+        refused += u64::from(report.refused);
+        simulated += report.virtual_time;
+        done += 1;
+        seed += 1;
+        if done % 500 == 0 {
+            println!("{done} seeds, {:.0} s: {total:?}", begin.elapsed().as_secs_f64());
+        }
+    }
+    println!(
+        "{done} seeds from {} at commit {} in {:.1} s, {simulated:?} simulated, {refused} damaged nodes refused to start",
+        arguments.from,
+        env!("NARAD_COMMIT"),
+        begin.elapsed().as_secs_f64()
+    );
+    println!("{total:?}");
+    if let Some(missing) = total.missing() {
+        println!("these runs prove nothing: {missing}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

@@ -109,6 +109,15 @@ pub struct Sim {
 
 struct SimRuntime(Rc<SimState>);
 
+/// Puts the outer simulation, usually none, back; also when a task panics.
+struct Running(Weak<SimState>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.with(|running| running.replace(std::mem::take(&mut self.0)));
+    }
+}
+
 impl Sim {
     pub fn new(seed: u64) -> Sim {
         let mut rng = Rng::new(seed);
@@ -137,6 +146,7 @@ impl Sim {
         let slot = result.clone();
         let _entered = enter(Rc::new(SimRuntime(self.state.clone())));
         let outer = RUNNING.with(|running| running.replace(Rc::downgrade(&self.state)));
+        let _running = Running(outer);
         self.spawn_on(0, async move {
             let value = main.await;
             *slot.borrow_mut() = Some(value);
@@ -144,7 +154,6 @@ impl Sim {
         loop {
             if let Some(value) = result.borrow_mut().take() {
                 self.drop_all();
-                RUNNING.with(|running| running.replace(outer));
                 return value;
             }
             assert!(self.step(), "simulation stalled at {:?}: nothing runnable, no timer armed", self.state.now.get());

@@ -86,7 +86,7 @@ impl State {
             return false;
         }
         file.image.alter(offset, |byte| *byte ^= 1 << (bit % 8));
-        self.incidents.push(Incident::Rotted { path: path.to_owned(), offset, bit: bit % 8 });
+        self.incident(Incident::Rotted { path: path.to_owned(), offset, bit: bit % 8 });
         true
     }
 

@@ -116,7 +116,7 @@ pub(super) struct State {
     pub(super) rng: Rng,
     pub(super) options: DiskOptions,
     pub(super) faults: Faults,
-    pub(super) incidents: Vec<Incident>,
+    pub(super) incidents: Vec<(Instant, Incident)>,
     pub(super) boot: u64,
     pub(super) tree: Tree,
     pub(super) files: BTreeMap<Inode, FileNode>,
@@ -241,6 +241,10 @@ impl State {
         (due.0 < u64::MAX).then_some(due)
     }
 
+    pub(super) fn incident(&mut self, incident: Incident) {
+        self.incidents.push((self.now, incident));
+    }
+
     fn note(&mut self, at: Instant, flight: &Flight, result: &io::Result<Done>) {
         let mut text = match &flight.action {
             Action::Read { offset, bytes, .. } => format!("{offset}+{bytes}"),
@@ -301,7 +305,7 @@ impl State {
             Action::SyncDir => {
                 let directory = self.tree.directory(&path)?;
                 if matches!(fault, Some(Fault::Lie | Fault::Skip)) {
-                    self.incidents.push(Incident::Lied { path: path.to_path_buf(), op, offset: 0, bytes: 0 });
+                    self.incident(Incident::Lied { path: path.to_path_buf(), op, offset: 0, bytes: 0 });
                 } else {
                     self.tree.sync(directory, started);
                     self.collect();
@@ -333,12 +337,12 @@ impl State {
                 match fault {
                     Some(Fault::Fail) => {
                         file.image.fail_sync(*upto, *cached, &mut self.rng);
-                        self.incidents.push(Incident::Dropped { path: path.to_path_buf() });
+                        self.incident(Incident::Dropped { path: path.to_path_buf() });
                         return Err(eio());
                     }
                     Some(Fault::Lie | Fault::Skip) => {
                         let bytes = file.image.bytes();
-                        self.incidents.push(Incident::Lied { path: path.to_path_buf(), op, offset: 0, bytes });
+                        self.incident(Incident::Lied { path: path.to_path_buf(), op, offset: 0, bytes });
                     }
                     _ => file.image.sync(*upto),
                 }
@@ -461,7 +465,7 @@ impl State {
         let path = || flight.path.to_path_buf();
         let bytes = data.len() as u64;
         if fault == Some(Fault::Skip) {
-            self.incidents.push(Incident::Skipped { path: path(), offset, bytes });
+            self.incident(Incident::Skipped { path: path(), offset, bytes });
             return Ok(Done::Nothing);
         }
         let fits = self.unclaimed(inode, offset, offset + bytes).len() as u64 * CLAIM_BYTES <= self.available_bytes();
@@ -481,7 +485,7 @@ impl State {
         }
         if durability == Durability::Synced {
             if fault == Some(Fault::Lie) {
-                self.incidents.push(Incident::Lied { path: path(), op: flight.op, offset, bytes });
+                self.incident(Incident::Lied { path: path(), op: flight.op, offset, bytes });
             } else if let Some(file) = self.files.get_mut(&inode) {
                 file.image.sync_range(offset, data.len(), serial.max(self.serial));
             }

@@ -28,7 +28,7 @@ pub use image::Survival;
 pub use net::{NetOptions, SimListener, SimNet, SimStream};
 
 use super::{Caching, Entry, Open, Slice};
-use crate::rt;
+use crate::rt::{self, Instant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
@@ -159,8 +159,8 @@ impl SimDisk {
         self.state.borrow().in_flight()
     }
 
-    /// What the disk did that an honest one would not, in order.
-    pub fn incidents(&self) -> Vec<Incident> {
+    /// What the disk did that an honest one would not, and when, in order.
+    pub fn incidents(&self) -> Vec<(Instant, Incident)> {
         self.state.borrow().incidents.clone()
     }
 

@@ -1,0 +1,92 @@
+//! What the world needs of a broker: one node's process, as its clients and its operator see it.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use narad_shards::api::{
+    ConsumeError, Delivery, MetaReply, NewTopic, PartitionStats, ProduceError, ReadAt, Settle, SettleStatus,
+};
+use narad_shards::io::sim::SimDisk;
+use narad_shards::meta::{Incarnation, ShardId};
+use narad_shards::peer::{LocalBoxFuture, Take};
+
+use crate::message::Content;
+
+pub type Answer<T> = LocalBoxFuture<'static, T>;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Asked to stop, and it said that it had.
+    Graceful,
+    Killed,
+    PowerCut,
+}
+
+/// Figures from inside the broker that no client sees. Empty where a broker cannot tell.
+#[derive(Clone, Debug, Default)]
+pub struct Probe {
+    /// Per WAL directory: its number, the stored checkpoint, and the first sequence that is not done.
+    pub checkpoints: Vec<(u32, u64, u64)>,
+    /// Per open partition: high watermark, and the end of what is durable.
+    pub watermarks: Vec<(Incarnation, u32, u64, u64)>,
+    /// Bytes held and their bound, over all shards.
+    pub memory_bytes: u64,
+    pub memory_bytes_max: u64,
+    /// A WAL failed; only a restart ends that.
+    pub latched: bool,
+    /// Partition logs that refuse appends until they are opened again.
+    pub poisoned: u64,
+}
+
+/// A running node. Every future runs as a task of the node, and is dropped when the client goes away.
+pub trait Broker {
+    /// `batch` asks for one answer for all records; without it there is exactly one record.
+    fn produce(
+        &self,
+        shard: ShardId,
+        topic: String,
+        records: Vec<Content>,
+        batch: bool,
+    ) -> Answer<Result<(), ProduceError>>;
+
+    fn consume(
+        &self,
+        shard: ShardId,
+        topic: String,
+        partition: Option<u32>,
+        take: Take,
+        wait: Duration,
+    ) -> Answer<Result<Vec<Delivery>, ConsumeError>>;
+
+    fn settle(&self, shard: ShardId, topic: String, settles: Vec<Settle>) -> Answer<Vec<SettleStatus>>;
+
+    fn read_at(
+        &self,
+        shard: ShardId,
+        topic: String,
+        partition: u32,
+        offset: u64,
+    ) -> Answer<Result<ReadAt, ConsumeError>>;
+
+    fn create_topic(&self, topic: NewTopic) -> Answer<MetaReply>;
+
+    fn delete_topic(&self, name: String, incarnation: Incarnation) -> Answer<MetaReply>;
+
+    /// Statistics of all partitions of a topic; empty when it does not exist.
+    fn stats(&self, topic: String) -> Answer<Vec<PartitionStats>>;
+
+    fn probe(&self) -> Answer<Probe>;
+
+    /// Drains, makes positions durable and closes. Nothing of the node runs afterwards.
+    fn shutdown(&self) -> Answer<()>;
+}
+
+/// Starts processes of one node, one after the other, over the same disk.
+pub trait Launcher {
+    /// Recovers what the disk holds. An error is a refusal to start, with the reason.
+    fn launch(&self, disk: SimDisk, shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>>;
+
+    /// Called when a process has ended, after its tasks are gone and the disk has been told.
+    fn ended(&self, end: End);
+}

@@ -1,0 +1,235 @@
+//! What consumers were given and what became of their leases.
+
+use narad_shards::api::{Delivery, SettleMode, SettleStatus};
+use narad_shards::rt::Instant;
+
+use super::{Copy, CopyId, Lease, Ledger, Outcome, Rule, Settled};
+use crate::message::number_of;
+
+impl Ledger {
+    /// A consume that started at `asked`, in process `boot`, was answered at `told` with this record under a lease.
+    pub fn delivered(&mut self, consumer: usize, delivery: &Delivery, boot: u64, asked: Instant, told: Instant) {
+        self.counts.delivered += 1;
+        let Some(id) = self.seen(delivery, asked, told, "delivered") else { return };
+        let text = format!("consumer {consumer} got {} lease {:x}", self.name(id), delivery.nonce);
+        self.note(told, text);
+        let Some(visibility) = self.topics.get(&id.0).map(|topic| topic.visibility) else { return };
+        let live_boot = boot == self.boot;
+        let Some(copy) = self.copies.get_mut(&id) else { return };
+        let mut broken = Vec::new();
+        for lease in &copy.leases {
+            if lease.nonce == delivery.nonce {
+                broken.push((Rule::DoubleLease, format!("nonce {:x} was given out before", delivery.nonce)));
+            }
+            // Whichever was granted first was still live when the other was granted.
+            let old_outlasts = lease.endings == 0 && told < lease.until;
+            let new_outlasts = asked >= lease.told || lease.told < asked + visibility;
+            if live_boot && lease.boot == boot && old_outlasts && new_outlasts {
+                let text = format!("lease {:x} handed out while {:x} was live", delivery.nonce, lease.nonce);
+                broken.push((Rule::DoubleLease, text));
+            }
+        }
+        match copy.settled {
+            Settled::Acked(when) if asked >= when || told < asked + visibility => {
+                broken.push((Rule::AckUndone, format!("handed out again, its ack was confirmed at {when:?}")));
+                copy.settled = Settled::No;
+            }
+            // Handed out, lapsed, handed out to another who acked, and only then told: legal, if it took that long.
+            Settled::Acked(_) => {}
+            Settled::Maybe => {
+                self.counts.acks_undone += 1;
+                copy.settled = Settled::No;
+            }
+            Settled::No => {}
+        }
+        let until = asked + visibility;
+        copy.leases.push(Lease { nonce: delivery.nonce, asked, told, until, endings: 0, ended: false, boot });
+        for (rule, text) in broken {
+            let text = format!("{}: {text}", self.name(id));
+            self.violate(told, rule, text);
+        }
+    }
+
+    /// A replay read returned this record.
+    pub fn replayed(&mut self, delivery: &Delivery, started: Instant, at: Instant) {
+        if let Some(id) = self.seen(delivery, started, at, "replayed") {
+            let text = format!("replay {}", self.name(id));
+            self.note(at, text);
+        }
+    }
+
+    /// A record that was delivered before cannot be read.
+    pub fn unreadable(&mut self, id: CopyId, at: Instant, why: &str) {
+        let known = self.copies.contains_key(&id) && self.topics.get(&id.0).is_some_and(|t| t.delete_started.is_none());
+        if known && self.allowances.honest {
+            let text = format!("{}: {why}", self.name(id));
+            self.violate(at, Rule::Unreadable, text);
+        }
+    }
+
+    /// Checks identity and content of a record; registers its copy. `None` when it makes no sense to go on.
+    fn seen(&mut self, delivery: &Delivery, started: Instant, at: Instant, how: &str) -> Option<CopyId> {
+        let id: CopyId = (delivery.incarnation, delivery.partition, delivery.offset);
+        let number = number_of(delivery.key(), delivery.payload());
+        let known =
+            number.filter(|n| self.messages.get(n).is_some_and(|m| m.content.is(delivery.key(), delivery.payload())));
+        let Some(number) = known else {
+            let size = delivery.body.len();
+            self.violate(at, Rule::WrongBytes, format!("{id:?} {how} {size} bytes that nobody produced (#{number:?})"));
+            return None;
+        };
+        let mut broken = Vec::new();
+        let message = &self.messages[&number];
+        if message.outcome == Outcome::Refused {
+            broken.push((Rule::RefusedDelivered, "its produce was refused".to_owned()));
+        }
+        match self.topics.get(&id.0) {
+            None => broken.push((Rule::OtherIncarnation, "no topic ever had this incarnation".to_owned())),
+            Some(topic) => {
+                let produced_until = message.answered.unwrap_or(at);
+                if topic.name != message.topic || *delivery.topic != *topic.name {
+                    broken.push((Rule::OtherIncarnation, format!("it was produced to {}", message.topic)));
+                } else if topic.created > produced_until {
+                    broken.push((Rule::OtherIncarnation, "it was produced before this incarnation existed".to_owned()));
+                } else if topic.delete_answered.is_some_and(|deleted| deleted < message.started) {
+                    broken.push((Rule::OtherIncarnation, "it was produced after this incarnation had gone".to_owned()));
+                } else if topic.delete_answered.is_some_and(|deleted| deleted < started) {
+                    broken.push((Rule::OtherIncarnation, "its topic was deleted before it was asked for".to_owned()));
+                }
+            }
+        }
+        let explained = self.fault_since(message.started);
+        if message.content.partition.is_some_and(|pinned| pinned != id.1) && !explained {
+            broken.push((Rule::Misplaced, format!("it was pinned to {:?}", message.content.partition)));
+        }
+        match self.copies.get(&id) {
+            Some(copy) if copy.number != number => {
+                if self.allowances.honest {
+                    broken.push((Rule::OffsetReused, format!("this offset held #{} before", copy.number)));
+                }
+            }
+            Some(copy) if copy.timestamp_ms != delivery.timestamp_ms => {
+                broken.push((Rule::WrongBytes, format!("commit time was {} before", copy.timestamp_ms)));
+            }
+            Some(_) => {}
+            None => {
+                let copy =
+                    Copy { number, timestamp_ms: delivery.timestamp_ms, leases: Vec::new(), settled: Settled::No };
+                self.copies.insert(id, copy);
+                if !message.copies.is_empty() {
+                    self.counts.duplicates += 1;
+                    if !explained {
+                        broken.push((Rule::Duplicate, format!("also stored at {:?}", message.copies)));
+                    }
+                }
+                if let Some(message) = self.messages.get_mut(&number) {
+                    message.copies.push(id);
+                }
+            }
+        }
+        for (rule, text) in broken {
+            let text = format!("#{number} {how} from {id:?}: {text}");
+            self.violate(at, rule, text);
+        }
+        Some(id)
+    }
+
+    fn fault_since(&self, started: Instant) -> bool {
+        self.fault_ends.iter().any(|end| end.is_none_or(|end| end >= started))
+    }
+
+    pub(super) fn name(&self, id: CopyId) -> String {
+        let topic = self.topics.get(&id.0).map_or("?", |topic| &topic.name);
+        let number = self.copies.get(&id).map_or(0, |copy| copy.number);
+        format!("{topic}/{}@{} #{number}", id.1, id.2)
+    }
+
+    /// A settle is on its way. Returns what `settle_answered` needs to know of the time before it.
+    pub fn settle_started(&mut self, id: CopyId, nonce: u64, mode: SettleMode) -> Settled {
+        let Some(copy) = self.copies.get_mut(&id) else { return Settled::No };
+        let before = copy.settled;
+        if mode != SettleMode::Extend {
+            copy.leases.iter_mut().filter(|lease| lease.nonce == nonce).for_each(|lease| lease.endings += 1);
+        }
+        if mode == SettleMode::Ack && before == Settled::No {
+            copy.settled = Settled::Maybe;
+        }
+        before
+    }
+
+    /// The answer to a settle that started at `started` in process `boot`; `None` when none came.
+    pub fn settle_answered(
+        &mut self,
+        (id, nonce, mode): (CopyId, u64, SettleMode),
+        before: Settled,
+        boot: u64,
+        started: Instant,
+        at: Instant,
+        status: Option<SettleStatus>,
+    ) {
+        let text = format!("{mode:?} {} lease {nonce:x}: {status:?}", self.name(id));
+        self.note(at, text);
+        let deleted = self.topics.get(&id.0).is_none_or(|topic| topic.delete_started.is_some());
+        let Some(visibility) = self.topics.get(&id.0).map(|topic| topic.visibility) else { return };
+        let same_process = boot == self.boot;
+        let Some(copy) = self.copies.get_mut(&id) else { return };
+        let newer = copy.leases.iter().find(|lease| lease.nonce == nonce).and_then(|own| {
+            copy.leases.iter().any(|other| other.boot == own.boot && other.asked > own.told).then_some(own.nonce)
+        });
+        let Some(own) = copy.leases.iter_mut().find(|lease| lease.nonce == nonce) else {
+            if status == Some(SettleStatus::Done) {
+                let text = format!("{mode:?} {}: nonce {nonce:x} was made up", self.name(id));
+                self.violate(at, Rule::LateSettleAccepted, text);
+            }
+            return;
+        };
+        let mut broken = None;
+        match status {
+            Some(SettleStatus::Done) => {
+                if own.boot != boot {
+                    broken = Some((Rule::LateSettleAccepted, "its process had ended"));
+                } else if own.ended {
+                    broken = Some((Rule::LateSettleAccepted, "it had been acked or nacked before"));
+                } else if newer.is_some() {
+                    broken = Some((Rule::LateSettleAccepted, "another lease had been handed out since"));
+                }
+                own.ended |= mode != SettleMode::Extend;
+                match mode {
+                    // An answer that left just before a crash: the ack may have gone with it.
+                    SettleMode::Ack if !same_process => copy.settled = Settled::Maybe,
+                    SettleMode::Ack => {
+                        self.counts.acked += 1;
+                        copy.settled = Settled::Acked(at);
+                    }
+                    SettleMode::Nack => {}
+                    SettleMode::Extend => own.until = own.until.max(started + visibility),
+                }
+            }
+            Some(SettleStatus::LeaseGone) => {
+                let others = own.endings - u32::from(mode != SettleMode::Extend);
+                let live = own.boot == boot && same_process && others == 0 && at < own.until && newer.is_none();
+                if live && !deleted {
+                    broken = Some((Rule::LiveLeaseRefused, "answered 410"));
+                }
+                if mode == SettleMode::Ack && before == Settled::No && copy.settled == Settled::Maybe {
+                    copy.settled = Settled::No;
+                }
+            }
+            Some(SettleStatus::NotOwner | SettleStatus::OwnerDown) => {
+                own.endings -= u32::from(mode != SettleMode::Extend);
+                if mode == SettleMode::Ack && before == Settled::No && copy.settled == Settled::Maybe {
+                    copy.settled = Settled::No;
+                }
+            }
+            Some(SettleStatus::Unanswered) | None => {
+                if mode == SettleMode::Ack && copy.settled == Settled::No {
+                    copy.settled = Settled::Maybe;
+                }
+            }
+        }
+        if let Some((rule, text)) = broken {
+            let text = format!("{mode:?} {} lease {nonce:x}: {text}", self.name(id));
+            self.violate(at, rule, text);
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What was seen of the inside: statistics and probes.
+
+use narad_shards::api::PartitionStats;
+use narad_shards::meta::Incarnation;
+use narad_shards::rt::Instant;
+
+use super::{CopyId, Ledger, PartitionSeen, Rule, Settled};
+use crate::broker::Probe;
+
+impl Ledger {
+    /// Statistics of one topic, asked for and answered in one process. Calls do not overlap.
+    pub fn stats(&mut self, incarnation: Incarnation, stats: &[PartitionStats], at: Instant) {
+        if self.topics.get(&incarnation).is_none_or(|topic| topic.delete_started.is_some()) {
+            return;
+        }
+        for partition in stats {
+            let place = (incarnation, partition.index);
+            let before = self.partitions.get(&place).copied().unwrap_or_default();
+            let (watermark, frontier) = (partition.high_watermark, partition.frontier);
+            let mut broken = Vec::new();
+            if watermark < before.high_watermark && self.allowances.honest {
+                broken.push((Rule::Watermark, format!("went back from {} to {watermark}", before.high_watermark)));
+            }
+            if partition.next_offset < watermark {
+                let text = format!("{watermark} lies behind the next offset {}", partition.next_offset);
+                broken.push((Rule::Watermark, text));
+            }
+            if frontier > watermark {
+                broken.push((Rule::Frontier, format!("{frontier} lies behind the watermark {watermark}")));
+            }
+            if frontier < before.frontier && before.boot == self.boot {
+                broken.push((Rule::Frontier, format!("went back from {} to {frontier}", before.frontier)));
+            }
+            if self.allowances.honest {
+                let below = (incarnation, partition.index, 0)..(incarnation, partition.index, frontier);
+                let unsettled = self.copies.range(below).find(|(_, copy)| copy.settled == Settled::No);
+                if let Some(((_, _, offset), _)) = unsettled.filter(|_| partition.oldest_offset == 0) {
+                    broken.push((Rule::Frontier, format!("{frontier} has passed {offset}, which nobody acked")));
+                }
+            }
+            let seen = PartitionSeen { high_watermark: watermark, frontier, boot: self.boot };
+            self.partitions.insert(place, seen);
+            for (rule, text) in broken {
+                let name = self.topics.get(&incarnation).map_or("?", |topic| &topic.name);
+                let text = format!("{name}/{}: {text}", partition.index);
+                self.violate(at, rule, text);
+            }
+        }
+    }
+
+    pub fn probed(&mut self, probe: &Probe, at: Instant) {
+        for (wal, checkpoint, undone) in &probe.checkpoints {
+            if checkpoint > undone {
+                let text = format!("WAL {wal}: checkpoint {checkpoint} has passed {undone}, which is not done");
+                self.violate(at, Rule::Checkpoint, text);
+            }
+        }
+        for (incarnation, partition, watermark, durable) in &probe.watermarks {
+            if watermark > durable {
+                let text = format!("{incarnation}/{partition}: {watermark} visible, only {durable} durable");
+                self.violate(at, Rule::Watermark, text);
+            }
+        }
+        if (probe.latched || probe.poisoned > 0) && self.allowances.honest && !self.allowances.disk_errors {
+            let text = format!("WAL latched: {}, logs poisoned: {}", probe.latched, probe.poisoned);
+            self.violate(at, Rule::Latched, text);
+        }
+        if probe.memory_bytes > probe.memory_bytes_max {
+            let text = format!("{} bytes held, {} allowed", probe.memory_bytes, probe.memory_bytes_max);
+            self.violate(at, Rule::Memory, text);
+        }
+    }
+
+    /// A copy that was delivered before, for a replay read.
+    pub fn pick_copy(&self, draw: u64) -> Option<(String, CopyId)> {
+        let live = |id: &CopyId| self.topics.get(&id.0).filter(|topic| topic.delete_started.is_none());
+        let copies: Vec<&CopyId> = self.copies.keys().filter(|id| live(id).is_some()).collect();
+        let id = **copies.get((draw % copies.len().max(1) as u64) as usize)?;
+        live(&id).map(|topic| (topic.name.clone(), id))
+    }
+}

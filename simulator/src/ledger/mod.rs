@@ -1,0 +1,405 @@
+//! The account of what clients asked, what they were answered, and what was done to the node; and the rules that
+//! all of it must obey. Pure: no clock, no broker. What cannot be decided from outside is never a violation.
+
+mod consume;
+mod inside;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use narad_shards::meta::Incarnation;
+use narad_shards::rt::Instant;
+
+use crate::broker::End;
+use crate::message::Content;
+
+/// The rule that was broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rule {
+    /// D1, D10: answered 202, never acked, never delivered once all was at rest.
+    Lost,
+    /// D1: a copy that was seen, was not acked and did not come back.
+    Stuck,
+    /// D3: two live leases on one stored copy.
+    DoubleLease,
+    /// D5, D16 to D18: an acked copy came back without a crash that explains it.
+    AckUndone,
+    /// D8: an ack, nack or extend of a lease that had ended was accepted.
+    LateSettleAccepted,
+    /// C20, C21: a settle of a live lease was refused.
+    LiveLeaseRefused,
+    /// D9, S63: bytes or times that were never produced, or that changed.
+    WrongBytes,
+    /// D13: answered 429, 503 or 4xx, and delivered.
+    RefusedDelivered,
+    /// N13, N14: a record of another incarnation, or of one that was deleted before.
+    OtherIncarnation,
+    /// S27: one offset, two records.
+    OffsetReused,
+    /// 1.2: a second stored copy without a fault that explains it.
+    Duplicate,
+    /// A pinned record on another partition without a fault that explains it.
+    Misplaced,
+    /// S30, S46: the high watermark went back, or beyond what is durable.
+    Watermark,
+    /// C4, C5, D19: the frontier beyond the watermark, beyond an unsettled record, or going back without a crash.
+    Frontier,
+    /// The checkpoint passed a record that was not done.
+    Checkpoint,
+    /// S24: commit times going back along a partition.
+    CommitTime,
+    /// E20, E22: more memory than allowed.
+    Memory,
+    /// S59, S63: the node does not start although the disk is in order.
+    Refusal,
+    /// E11, S38: latched or poisoned although the disk is in order.
+    Latched,
+    /// S93, S94: a stored record could not be read although the disk is in order.
+    Unreadable,
+    /// Nothing moved any more.
+    Stalled,
+    /// One seed, two histories.
+    Determinism,
+    /// The code under test panicked.
+    Panic,
+}
+
+#[derive(Clone, Debug)]
+pub struct Violation {
+    pub rule: Rule,
+    pub text: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.rule, self.text)
+    }
+}
+
+/// What the seed allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowances {
+    /// The disk never lies, skips or rots: without this, E33 applies.
+    pub honest: bool,
+    /// Calls of the disk fail, stall or find no space now and then.
+    pub disk_errors: bool,
+    /// Acks that a killed process may lose (D16) and that a power cut may take (D17).
+    pub killed_acks: Duration,
+    pub power_cut_acks: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Pending,
+    /// `202`
+    Accepted,
+    /// Nothing was stored.
+    Refused,
+    /// `500`, or no answer.
+    Unknown,
+}
+
+struct Message {
+    content: Content,
+    topic: String,
+    started: Instant,
+    answered: Option<Instant>,
+    outcome: Outcome,
+    copies: Vec<CopyId>,
+}
+
+pub type CopyId = (Incarnation, u32, u64);
+
+/// A lease that a client has been told of.
+struct Lease {
+    nonce: u64,
+    /// It was granted between these two.
+    asked: Instant,
+    told: Instant,
+    /// It was certainly live before this instant, unless ended.
+    until: Instant,
+    /// Acks and nacks of it that were sent.
+    endings: u32,
+    /// One of them was confirmed.
+    ended: bool,
+    /// Process that granted it.
+    boot: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Settled {
+    No,
+    /// An ack was sent and not answered, or its effect may have been lost in a crash.
+    Maybe,
+    /// Confirmed then.
+    Acked(Instant),
+}
+
+struct Copy {
+    number: u64,
+    timestamp_ms: u64,
+    leases: Vec<Lease>,
+    settled: Settled,
+}
+
+struct Topic {
+    name: String,
+    visibility: Duration,
+    created: Instant,
+    /// From the first attempt to delete it on, nothing of it is owed.
+    delete_started: Option<Instant>,
+    delete_answered: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct PartitionSeen {
+    high_watermark: u64,
+    frontier: u64,
+    /// Process in which the frontier was seen.
+    boot: u64,
+}
+
+pub struct Ledger {
+    allowances: Allowances,
+    topics: BTreeMap<Incarnation, Topic>,
+    messages: BTreeMap<u64, Message>,
+    copies: BTreeMap<CopyId, Copy>,
+    partitions: BTreeMap<(Incarnation, u32), PartitionSeen>,
+    /// Ends of the faults so far; `None` while one goes on.
+    fault_ends: Vec<Option<Instant>>,
+    power_cuts: Vec<Instant>,
+    boot: u64,
+    pub violations: Vec<Violation>,
+    pub events: Vec<String>,
+    pub counts: Counts,
+}
+
+/// How much a run has exercised: an empty run proves nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub accepted: u64,
+    pub refused: u64,
+    pub unknown: u64,
+    pub delivered: u64,
+    pub acked: u64,
+    pub acks_undone: u64,
+    pub duplicates: u64,
+    pub excused: u64,
+    pub ends: u64,
+}
+
+impl Ledger {
+    pub fn new(allowances: Allowances) -> Ledger {
+        Ledger {
+            allowances,
+            topics: BTreeMap::new(),
+            messages: BTreeMap::new(),
+            copies: BTreeMap::new(),
+            partitions: BTreeMap::new(),
+            fault_ends: Vec::new(),
+            power_cuts: Vec::new(),
+            boot: 0,
+            violations: Vec::new(),
+            events: Vec::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    pub fn note(&mut self, at: Instant, text: String) {
+        self.events.push(format!("{:>10.6} {text}", at.0 as f64 / 1e9));
+    }
+
+    pub fn violate(&mut self, at: Instant, rule: Rule, text: String) {
+        self.note(at, format!("!!! {rule:?}: {text}"));
+        self.violations.push(Violation { rule, text });
+    }
+
+    // ---- what the operator did ----
+
+    pub fn topic_created(&mut self, name: &str, incarnation: Incarnation, visibility: Duration, started: Instant) {
+        self.note(started, format!("topic {name} created as {incarnation}, visibility {visibility:?}"));
+        let topic =
+            Topic { name: name.to_owned(), visibility, created: started, delete_started: None, delete_answered: None };
+        self.topics.insert(incarnation, topic);
+    }
+
+    pub fn delete_started(&mut self, incarnation: Incarnation, at: Instant) {
+        self.note(at, format!("delete {incarnation}"));
+        if let Some(topic) = self.topics.get_mut(&incarnation) {
+            topic.delete_started.get_or_insert(at);
+        }
+    }
+
+    pub fn delete_answered(&mut self, incarnation: Incarnation, at: Instant) {
+        self.note(at, format!("deleted {incarnation}"));
+        if let Some(topic) = self.topics.get_mut(&incarnation) {
+            topic.delete_answered.get_or_insert(at);
+        }
+    }
+
+    /// Faults begin: duplicates and detours are explained until `fault_over`, and for what was produced before.
+    pub fn fault(&mut self, at: Instant, text: &str) {
+        self.note(at, format!("--- {text}"));
+        self.fault_ends.push(None);
+    }
+
+    pub fn fault_over(&mut self, at: Instant) {
+        self.fault_ends.iter_mut().filter(|end| end.is_none()).for_each(|end| *end = Some(at));
+    }
+
+    /// The process has ended. Its leases are gone; acks that were not yet durable may be.
+    pub fn ended(&mut self, at: Instant, end: End) {
+        self.note(at, format!("=== {end:?}"));
+        self.counts.ends += 1;
+        self.boot += 1;
+        let unbounded = self.allowances.disk_errors || !self.allowances.honest;
+        let bound = match end {
+            _ if unbounded => Some(Duration::MAX),
+            End::Graceful => None,
+            End::Killed => Some(self.allowances.killed_acks),
+            End::PowerCut => Some(self.allowances.power_cut_acks),
+        };
+        if end == End::PowerCut {
+            self.power_cuts.push(at);
+        }
+        for copy in self.copies.values_mut() {
+            if let (Settled::Acked(answered), Some(bound)) = (copy.settled, bound) {
+                if answered + bound >= at {
+                    copy.settled = Settled::Maybe;
+                }
+            }
+        }
+    }
+
+    // ---- what producers did ----
+
+    pub fn produce_started(&mut self, topic: &str, records: &[Content], at: Instant) {
+        for content in records {
+            let message = Message {
+                content: content.clone(),
+                topic: topic.to_owned(),
+                started: at,
+                answered: None,
+                outcome: Outcome::Pending,
+                copies: Vec::new(),
+            };
+            self.messages.insert(content.number, message);
+        }
+    }
+
+    pub fn produce_answered(&mut self, records: &[Content], at: Instant, outcome: Outcome, detail: &str) {
+        if let Some(first) = records.first() {
+            let topic = self.messages.get(&first.number).map_or("", |message| &message.topic).to_owned();
+            let text = format!("produce {topic} #{}..+{}: {outcome:?} {detail}", first.number, records.len());
+            self.note(at, text);
+        }
+        let counter = match outcome {
+            Outcome::Accepted => &mut self.counts.accepted,
+            Outcome::Refused => &mut self.counts.refused,
+            Outcome::Pending | Outcome::Unknown => &mut self.counts.unknown,
+        };
+        *counter += records.len() as u64;
+        for content in records {
+            let Some(message) = self.messages.get_mut(&content.number) else { continue };
+            message.answered = Some(at);
+            message.outcome = outcome;
+            // Delivered before its own produce was answered: the rule can be checked only now.
+            if outcome == Outcome::Refused && !message.copies.is_empty() {
+                let text = format!("#{} was refused ({detail}) and is stored all the same", content.number);
+                self.violate(at, Rule::RefusedDelivered, text);
+            }
+        }
+    }
+
+    // ---- the end ----
+
+    /// What is still owed: 202 and not acked, or seen and not acked.
+    pub fn outstanding(&self) -> Vec<(Rule, u64, String)> {
+        let mut owed = Vec::new();
+        for (number, message) in &self.messages {
+            if message.outcome == Outcome::Accepted && message.copies.is_empty() && !self.may_be_gone(message) {
+                owed.push((Rule::Lost, *number, format!("#{number} to {}: 202, never delivered", message.topic)));
+            }
+        }
+        for (id, copy) in &self.copies {
+            let live = self.topics.get(&id.0).is_some_and(|topic| topic.delete_started.is_none());
+            if live && copy.settled == Settled::No {
+                owed.push((Rule::Stuck, copy.number, format!("{}: delivered, never acked", self.name(*id))));
+            }
+        }
+        owed
+    }
+
+    /// Whether an incarnation that may have taken the message has been deleted.
+    fn may_be_gone(&self, message: &Message) -> bool {
+        let until = message.answered.unwrap_or(Instant(u64::MAX));
+        let took = |topic: &&Topic| {
+            topic.name == message.topic
+                && topic.created <= until
+                && topic.delete_answered.is_none_or(|deleted| deleted >= message.started)
+        };
+        self.topics.values().filter(took).any(|topic| topic.delete_started.is_some())
+    }
+
+    /// All is at rest. `excuse` tells whether a fault of the disk explains that a record, whose produce started then,
+    /// is missing (E33); it also gets the power cuts of the run.
+    pub fn finish(&mut self, at: Instant, excuse: impl Fn(Instant, &[Instant]) -> bool) {
+        for (rule, number, text) in self.outstanding() {
+            let started = self.messages.get(&number).map_or(at, |message| message.started);
+            if excuse(started, &self.power_cuts) {
+                self.counts.excused += 1;
+            } else {
+                self.violate(at, rule, text);
+            }
+        }
+        let mut newest: Option<(CopyId, u64)> = None;
+        let mut broken = Vec::new();
+        for (id, copy) in &self.copies {
+            match newest {
+                Some((before, time)) if (before.0, before.1) == (id.0, id.1) && time > copy.timestamp_ms => {
+                    broken.push(format!("{}: {} follows {time}", self.name(*id), copy.timestamp_ms));
+                }
+                _ => {}
+            }
+            newest = Some((*id, copy.timestamp_ms));
+        }
+        for text in broken.into_iter().filter(|_| self.allowances.honest).collect::<Vec<_>>() {
+            self.violate(at, Rule::CommitTime, text);
+        }
+    }
+
+    /// Number of processes that have ended: an answer of an earlier one arrived too late to hold a lease.
+    pub fn boot(&self) -> u64 {
+        self.boot
+    }
+}
+
+impl Counts {
+    pub fn add(&mut self, other: &Counts) {
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+        self.unknown += other.unknown;
+        self.delivered += other.delivered;
+        self.acked += other.acked;
+        self.acks_undone += other.acks_undone;
+        self.duplicates += other.duplicates;
+        self.excused += other.excused;
+        self.ends += other.ends;
+    }
+
+    /// What many runs together must have shown, and did not.
+    pub fn missing(&self) -> Option<&'static str> {
+        [
+            (self.accepted, "nothing was accepted"),
+            (self.delivered, "nothing was delivered"),
+            (self.acked, "nothing was acked"),
+            (self.ends, "no process ever ended"),
+        ]
+        .into_iter()
+        .find(|(count, _)| *count == 0)
+        .map(|(_, text)| text)
+    }
+}

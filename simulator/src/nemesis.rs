@@ -1,0 +1,183 @@
+//! What befalls the node: ends and restarts, faults of the disk, clock steps, topics deleted and created again.
+
+use std::time::Duration;
+
+use narad_shards::api::MetaReply;
+use narad_shards::io::sim::{Fault, FaultRates, NthCall, Op};
+use narad_shards::rt;
+
+use crate::broker::End;
+use crate::options::Profile;
+use crate::world::{Called, World, NODE};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Acts until the producers are done, at least once.
+pub async fn run(world: &World) {
+    let mut acted = false;
+    let deadline = rt::now() + Duration::from_secs(600);
+    while (world.producing.get() > 0 || !acted) && !world.refused() && rt::now() < deadline {
+        world.pause(20 * MS, 1_500 * MS).await;
+        match world.draw(8) {
+            0 if world.options.churn => delete_and_create(world).await,
+            1 if world.options.clock_steps => step_clock(world),
+            2 => restart(world, End::Graceful).await,
+            _ => {
+                acted = true;
+                misfortune(world).await;
+            }
+        }
+    }
+}
+
+async fn misfortune(world: &World) {
+    match world.options.profile {
+        Profile::Calm => {}
+        Profile::Kills => restart(world, End::Killed).await,
+        Profile::PowerCuts => {
+            let end = if world.chance(1, 4) { End::Killed } else { End::PowerCut };
+            restart(world, end).await;
+        }
+        Profile::DiskErrors => disk_errors(world).await,
+        Profile::FullDisk => full_disk(world).await,
+        Profile::Lies => lies(world).await,
+        Profile::Rot => rot(world).await,
+    }
+}
+
+/// Ends the process and starts it again, sometimes with another number of shards.
+async fn restart(world: &World, end: End) {
+    if end != End::Graceful && world.chance(1, 3) {
+        // In the middle of whatever the next calls of the disk are.
+        world.disk.freeze_after(world.draw(20));
+        world.pause(MS, 30 * MS).await;
+        world.stop(end).await;
+        world.disk.clear_faults();
+    } else {
+        world.stop(end).await;
+    }
+    world.pause(Duration::ZERO, 1_000 * MS).await;
+    let shards = if world.chance(1, 3) { world.draw(4) as u16 + 1 } else { world.options.shards };
+    // A crash in the middle of recovery, now and then.
+    if end != End::Graceful && world.chance(1, 5) {
+        world.disk.freeze_after(world.draw(30));
+        let started = rt::timeout(2_000 * MS, world.start(shards)).await;
+        world.disk.clear_faults();
+        if started != Ok(true) {
+            world.stop(end).await;
+            world.start(shards).await;
+        }
+    } else {
+        world.start(shards).await;
+    }
+    world.ledger.borrow_mut().fault_over(rt::now());
+}
+
+async fn disk_errors(world: &World) {
+    world.ledger.borrow_mut().fault(rt::now(), "disk errors");
+    if world.chance(1, 2) {
+        let ops =
+            [Op::Open, Op::SyncDir, Op::Read, Op::Write, Op::WriteDurable, Op::SyncData, Op::Allocate, Op::Rename];
+        let op = ops[world.draw(ops.len() as u64) as usize];
+        let fault = match world.draw(4) {
+            0 if op.is_write() => Fault::Short,
+            1 => Fault::Stall(MS * world.draw(8_000) as u32),
+            _ => Fault::Fail,
+        };
+        world.disk.inject(NthCall::new(op, world.draw(6) + 1, fault).times(world.draw(2) + 1));
+    } else {
+        let rate = [1_000, 10_000, 50_000][world.draw(3) as usize];
+        world.disk.set_rates(FaultRates {
+            read_fail: rate,
+            write_fail: rate / 2,
+            sync_fail: rate,
+            directory_fail: rate,
+            short: rate / 2,
+            stall: rate,
+            ..FaultRates::default()
+        });
+    }
+    world.pause(100 * MS, 3_000 * MS).await;
+    if world.chance(3, 4) {
+        let end = [End::Killed, End::PowerCut, End::Graceful][world.draw(3) as usize];
+        world.stop(end).await;
+        if world.chance(1, 2) {
+            world.disk.clear_faults();
+        }
+        world.start(world.options.shards).await;
+    }
+    world.disk.clear_faults();
+    // Not over yet: a log that was poisoned, or a WAL that latched, stays so until the next restart.
+}
+
+async fn full_disk(world: &World) {
+    world.ledger.borrow_mut().fault(rt::now(), "the disk fills up");
+    let room = world.draw(64) * 4096;
+    world.disk.set_capacity(Some(world.disk.used_bytes() + room));
+    world.pause(100 * MS, 3_000 * MS).await;
+    if world.chance(1, 3) {
+        restart(world, End::Killed).await;
+    }
+    world.disk.set_capacity(None);
+    if world.chance(1, 2) {
+        restart(world, End::Graceful).await;
+    }
+}
+
+async fn lies(world: &World) {
+    world.ledger.borrow_mut().fault(rt::now(), "the disk lies");
+    if world.chance(1, 2) {
+        let op = if world.chance(1, 2) { Op::WriteDurable } else { Op::SyncData };
+        world.disk.inject(NthCall::new(op, world.draw(10) + 1, Fault::Lie).times(world.draw(3) + 1));
+    } else {
+        world.disk.set_rates(FaultRates { lie: 300_000, skip: 2_000, ..FaultRates::default() });
+    }
+    world.pause(50 * MS, 1_500 * MS).await;
+    world.disk.clear_faults();
+    restart(world, End::PowerCut).await;
+}
+
+async fn rot(world: &World) {
+    world.ledger.borrow_mut().fault(rt::now(), "bits rot");
+    let parts = ["", "topics", "ingress", ".log", "consumer", "checkpoint"];
+    for _ in 0..=world.draw(3) {
+        let part = parts[world.draw(parts.len() as u64) as usize];
+        if let Some((path, offset)) = world.disk.rot(part) {
+            world.note(format!("--- a bit of {} at {offset}", path.display()));
+        }
+    }
+    if world.chance(2, 3) {
+        let end = [End::Killed, End::PowerCut, End::Graceful][world.draw(3) as usize];
+        restart(world, end).await;
+    }
+}
+
+fn step_clock(world: &World) {
+    let step = match world.draw(4) {
+        0 => -3_600_000,
+        1 => 3_600_000,
+        _ => world.draw(10_000) as i64 - 5_000,
+    };
+    world.note(format!("--- wall clock steps by {step} ms"));
+    world.sim.step_wall_clock(NODE, step);
+}
+
+async fn delete_and_create(world: &World) {
+    let Some(topic) = world.any_topic() else { return };
+    let Some(incarnation) = topic.incarnation else { return };
+    world.ledger.borrow_mut().delete_started(incarnation, rt::now());
+    let name = topic.name.clone();
+    let deleted = world.call(None, move |broker| broker.delete_topic(name, incarnation)).await;
+    match deleted {
+        Called::Answered(MetaReply::Deleted, _) => {
+            world.ledger.borrow_mut().delete_answered(incarnation, rt::now());
+            for other in world.topics.borrow_mut().iter_mut().filter(|other| other.name == topic.name) {
+                other.incarnation = None;
+            }
+            world.pause(Duration::ZERO, 200 * MS).await;
+            world.create_topic(&topic.name).await;
+        }
+        Called::Answered(other, _) => world.note(format!("delete {}: {other:?}", topic.name)),
+        Called::Down | Called::Lost => {}
+    }
+}

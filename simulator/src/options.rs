@@ -1,0 +1,89 @@
+//! What kind of world a seed makes.
+
+use std::time::Duration;
+
+use narad_shards::io::sim::DiskOptions;
+use narad_shards::rt::sim::Rng;
+
+use crate::ledger::Allowances;
+
+/// Which faults come up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Profile {
+    /// None, graceful restarts aside: strict, no duplicate, no ack undone.
+    Calm,
+    Kills,
+    PowerCuts,
+    /// EIO, short writes and stalls, with kills and power cuts.
+    DiskErrors,
+    /// Space runs out and comes back.
+    FullDisk,
+    /// Syncs that say Ok, then power cuts (E33).
+    Lies,
+    /// Flipped bits at rest, then restarts (E33).
+    Rot,
+}
+
+#[derive(Clone, Debug)]
+pub struct WorldOptions {
+    pub profile: Profile,
+    pub shards: u16,
+    pub topics: usize,
+    pub partitions: u32,
+    pub visibility: Duration,
+    pub max_in_flight: u32,
+    pub max_acked_ahead: u32,
+    pub producers: usize,
+    pub consumers: usize,
+    /// Produce requests over all producers.
+    pub produces: u64,
+    /// Clients that give up in the middle of a request.
+    pub impatient: bool,
+    /// Topics are deleted and created again.
+    pub churn: bool,
+    pub clock_steps: bool,
+    pub disk: DiskOptions,
+}
+
+impl WorldOptions {
+    pub fn draw(rng: &mut Rng) -> WorldOptions {
+        let profile = match rng.below(20) {
+            0..=3 => Profile::Calm,
+            4..=7 => Profile::Kills,
+            8..=12 => Profile::PowerCuts,
+            13..=15 => Profile::DiskErrors,
+            16 => Profile::FullDisk,
+            17 => Profile::Lies,
+            _ => Profile::Rot,
+        };
+        let sector_bytes = if rng.chance(1, 4) { 4096 } else { 512 };
+        let call_ns = if rng.chance(1, 8) { (500_000, 20_000_000) } else { (5_000, 400_000) };
+        WorldOptions {
+            profile,
+            shards: rng.range(1, 5) as u16,
+            topics: rng.range(1, 4) as usize,
+            partitions: rng.range(1, 5) as u32,
+            visibility: Duration::from_millis([300, 1_000, 5_000][rng.below(3) as usize]),
+            max_in_flight: [4, 64, 1024][rng.below(3) as usize],
+            max_acked_ahead: [2, 64, 1024][rng.below(3) as usize],
+            producers: rng.range(1, 5) as usize,
+            consumers: rng.range(2, 7) as usize,
+            produces: rng.range(20, 150),
+            impatient: rng.chance(1, 3),
+            churn: rng.chance(1, 3),
+            clock_steps: rng.chance(1, 4),
+            disk: DiskOptions { sector_bytes, call_ns, ..DiskOptions::default() },
+        }
+    }
+
+    pub fn allowances(&self) -> Allowances {
+        // One write tick, one durability interval, and the time that the writes themselves take on this disk.
+        let calls = Duration::from_nanos(self.disk.call_ns.1) * 4 * self.topics as u32 * self.partitions;
+        Allowances {
+            honest: !matches!(self.profile, Profile::Lies | Profile::Rot),
+            disk_errors: matches!(self.profile, Profile::DiskErrors | Profile::FullDisk),
+            killed_acks: Duration::from_millis(110) + calls,
+            power_cut_acks: Duration::from_millis(1_210) + calls * 2,
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A checker that cannot fail is a defect: every way to break the contract is planted, and must be found.
+
+use std::rc::Rc;
+
+use crate::ledger::Rule;
+use crate::model::{Bug, ModelLauncher};
+use crate::world::{run_world, Report};
+
+fn worlds(bug: Bug, seeds: u64) -> impl Iterator<Item = Report> {
+    (0..seeds).map(move |seed| run_world(seed, |seed, _| Rc::new(ModelLauncher::new(seed, bug))))
+}
+
+#[test]
+fn a_broker_that_keeps_the_contract_passes() {
+    let mut total = crate::ledger::Counts::default();
+    for report in worlds(Bug::None, 60) {
+        assert!(report.violations.is_empty(), "seed {}: {:?}", report.seed, report.violations);
+        total.add(&report.counts);
+    }
+    assert_eq!(total.missing(), None);
+}
+
+#[test]
+fn every_planted_bug_is_found() {
+    let planted = [
+        (Bug::LoseAccepted, Rule::Lost),
+        (Bug::LoseAtCrash, Rule::Lost),
+        (Bug::LeaseTwice, Rule::DoubleLease),
+        (Bug::ForgetAck, Rule::AckUndone),
+        (Bug::ForgetOldAckAtCrash, Rule::AckUndone),
+        (Bug::ForgetAckAtStop, Rule::AckUndone),
+        (Bug::AcceptLateAck, Rule::LateSettleAccepted),
+        (Bug::RefuseLiveAck, Rule::LiveLeaseRefused),
+        (Bug::FlipBit, Rule::WrongBytes),
+        (Bug::StoreRefused, Rule::RefusedDelivered),
+        (Bug::DeliverOld, Rule::OtherIncarnation),
+        (Bug::ReuseOffset, Rule::OffsetReused),
+        (Bug::StoreTwice, Rule::Duplicate),
+        (Bug::IgnorePin, Rule::Misplaced),
+        (Bug::WatermarkBack, Rule::Watermark),
+        (Bug::WatermarkPastDurable, Rule::Watermark),
+        (Bug::FrontierPastWatermark, Rule::Frontier),
+        (Bug::FrontierPastUnacked, Rule::Frontier),
+        (Bug::CheckpointPastUndone, Rule::Checkpoint),
+        (Bug::CommitTimeBack, Rule::CommitTime),
+        (Bug::HoardMemory, Rule::Memory),
+        (Bug::HoldLapsedLease, Rule::Stuck),
+        (Bug::Latch, Rule::Latched),
+        (Bug::RefuseStart, Rule::Refusal),
+        (Bug::Unreadable, Rule::Unreadable),
+        (Bug::Panic, Rule::Panic),
+    ];
+    for (bug, rule) in planted {
+        let found =
+            worlds(bug, 120).position(|report| report.violations.iter().any(|violation| violation.rule == rule));
+        println!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?} is not found as {rule:?}");
+    }
+}
+
+#[test]
+fn one_seed_has_one_history() {
+    let hashes = |bug| worlds(bug, 10).map(|report| report.hash).collect::<Vec<_>>();
+    assert_eq!(hashes(Bug::None), hashes(Bug::None));
+    assert_ne!(hashes(Bug::Unseeded), hashes(Bug::Unseeded));
+}

@@ -1,0 +1,377 @@
+//! One node, its disk, its clients and its misfortunes, all from one seed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::hash_map::DefaultHasher;
+use std::future::Future;
+use std::hash::{Hash, Hasher};
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use narad_shards::api::{MetaReply, NewTopic};
+use narad_shards::io::sim::{Incident, SimDisk};
+use narad_shards::meta::{Incarnation, ShardId};
+use narad_shards::rt::sim::{NodeTag, Rng, Sim};
+use narad_shards::rt::sync::{oneshot, Receiver};
+use narad_shards::rt::{self, panic_text, Instant};
+
+use crate::broker::{Answer, Broker, End, Launcher};
+use crate::clients;
+use crate::ledger::{Counts, Ledger, Rule, Violation};
+use crate::nemesis;
+use crate::options::{Profile, WorldOptions};
+
+/// The broker's process.
+pub const NODE: NodeTag = 1;
+
+/// A call that takes longer than this will never be answered.
+const ANSWER_MAX: Duration = Duration::from_secs(300);
+
+/// What a client got from the node.
+pub enum Called<T> {
+    /// No process was there: nothing was sent.
+    Down,
+    /// Sent, and the process died or the client gave up.
+    Lost,
+    /// With the number of the process that answered.
+    Answered(T, u64),
+}
+
+#[derive(Clone)]
+pub struct TopicHandle {
+    pub name: String,
+    /// `None` while it does not exist, or nobody knows.
+    pub incarnation: Option<Incarnation>,
+}
+
+pub struct World {
+    pub sim: Sim,
+    pub disk: SimDisk,
+    pub options: WorldOptions,
+    pub ledger: RefCell<Ledger>,
+    pub topics: RefCell<Vec<TopicHandle>>,
+    pub rng: RefCell<Rng>,
+    /// Producers that are not done yet.
+    pub producing: Cell<usize>,
+    /// Consumers ack all they get, at once.
+    pub draining: Cell<bool>,
+    pub stopping: Cell<bool>,
+    numbers: Cell<u64>,
+    launcher: Rc<dyn Launcher>,
+    broker: RefCell<Option<Rc<dyn Broker>>>,
+    /// The node refuses to start, which damage explains.
+    refused: Cell<bool>,
+}
+
+/// What became of one seed.
+pub struct Report {
+    pub seed: u64,
+    pub options: WorldOptions,
+    pub violations: Vec<Violation>,
+    pub events: Vec<String>,
+    pub disk_trace: String,
+    pub counts: Counts,
+    pub refused: bool,
+    pub virtual_time: Duration,
+    pub disk_calls: u64,
+    /// Of all events: two runs of one seed have the same.
+    pub hash: u64,
+}
+
+/// Runs the world of a seed to its end.
+pub fn run_world(seed: u64, launcher: impl FnOnce(u64, &WorldOptions) -> Rc<dyn Launcher>) -> Report {
+    let mut rng = Rng::new(seed);
+    let options = WorldOptions::draw(&mut rng);
+    run_world_with(seed, options, launcher)
+}
+
+pub fn run_world_with(
+    seed: u64,
+    options: WorldOptions,
+    launcher: impl FnOnce(u64, &WorldOptions) -> Rc<dyn Launcher>,
+) -> Report {
+    let mut rng = Rng::new(!seed);
+    let sim = Sim::new(rng.next_u64());
+    let world = Rc::new(World {
+        sim: sim.clone(),
+        disk: SimDisk::with(rng.next_u64(), options.disk),
+        ledger: RefCell::new(Ledger::new(options.allowances())),
+        topics: RefCell::default(),
+        producing: Cell::new(0),
+        draining: Cell::new(false),
+        stopping: Cell::new(false),
+        numbers: Cell::new(0),
+        launcher: launcher(rng.next_u64(), &options),
+        broker: RefCell::default(),
+        refused: Cell::new(false),
+        rng: RefCell::new(rng),
+        options,
+    });
+    let start = sim.now();
+    let main = world.clone();
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| sim.run(async move { main.live().await })));
+    let end = sim.now();
+    // A panic may have left the ledger borrowed for ever: what it held until then is lost, the panic is not.
+    let (mut violations, events, counts) = match world.ledger.try_borrow() {
+        Ok(ledger) => (ledger.violations.clone(), ledger.events.clone(), ledger.counts),
+        Err(_) => (Vec::new(), Vec::new(), Counts::default()),
+    };
+    if let Err(panic) = outcome {
+        violations.push(Violation { rule: Rule::Panic, text: panic_text(panic.as_ref()) });
+    }
+    let mut hasher = DefaultHasher::new();
+    events.hash(&mut hasher);
+    Report {
+        seed,
+        options: world.options.clone(),
+        violations,
+        events,
+        disk_trace: world.disk.trace(),
+        counts,
+        refused: world.refused.get(),
+        virtual_time: end - start,
+        disk_calls: world.disk.calls(),
+        hash: hasher.finish(),
+    }
+}
+
+impl World {
+    pub fn draw(&self, bound: u64) -> u64 {
+        self.rng.borrow_mut().below(bound)
+    }
+
+    pub fn chance(&self, numerator: u64, denominator: u64) -> bool {
+        self.rng.borrow_mut().chance(numerator, denominator)
+    }
+
+    pub async fn pause(&self, low: Duration, high: Duration) {
+        let spread = (high.saturating_sub(low).as_nanos() as u64).max(1);
+        let extra = Duration::from_nanos(self.draw(spread));
+        rt::sleep(low + extra).await;
+    }
+
+    pub fn next_number(&self) -> u64 {
+        self.numbers.set(self.numbers.get() + 1);
+        self.numbers.get()
+    }
+
+    pub fn any_shard(&self) -> ShardId {
+        // More than there are is taken modulo by the node: a client knows no shards.
+        self.draw(64) as ShardId
+    }
+
+    pub fn violate(&self, rule: Rule, text: String) {
+        self.ledger.borrow_mut().violate(rt::now(), rule, text);
+    }
+
+    pub fn note(&self, text: String) {
+        self.ledger.borrow_mut().note(rt::now(), text);
+    }
+
+    /// A topic that exists as far as anybody knows.
+    pub fn any_topic(&self) -> Option<TopicHandle> {
+        let topics = self.topics.borrow();
+        let live: Vec<&TopicHandle> = topics.iter().filter(|topic| topic.incarnation.is_some()).collect();
+        (!live.is_empty()).then(|| live[self.draw(live.len() as u64) as usize].clone())
+    }
+
+    /// Runs a request on the node. With `patience`, the client goes away after that time, and the request with it.
+    pub async fn call<T: 'static>(
+        &self,
+        patience: Option<Duration>,
+        make: impl FnOnce(Rc<dyn Broker>) -> Answer<T> + 'static,
+    ) -> Called<T> {
+        let Some(broker) = self.broker.borrow().clone() else { return Called::Down };
+        let boot = self.ledger.borrow().boot();
+        let (answer, receiver) = oneshot();
+        let (connected, gone) = oneshot::<()>();
+        self.sim.spawn_on(NODE, async move {
+            if let Some(value) = unless_gone(make(broker), gone).await {
+                // The client may have gone in this very moment.
+                let _ = answer.send(value);
+            }
+        });
+        let answered = rt::timeout(patience.unwrap_or(ANSWER_MAX), receiver).await;
+        drop(connected);
+        match answered {
+            Ok(Some(value)) => Called::Answered(value, boot),
+            Ok(None) => Called::Lost,
+            Err(rt::Elapsed) => {
+                if patience.is_none() && self.ledger.borrow().boot() == boot {
+                    self.violate(Rule::Stalled, format!("no answer in {ANSWER_MAX:?}"));
+                }
+                Called::Lost
+            }
+        }
+    }
+
+    /// Ends the process.
+    pub async fn stop(&self, end: End) {
+        let mut end = end;
+        if end == End::Graceful {
+            let stopped = self.call(Some(ANSWER_MAX), |broker| broker.shutdown()).await;
+            if matches!(stopped, Called::Lost) {
+                if self.options.allowances().honest && !self.options.allowances().disk_errors {
+                    self.violate(Rule::Stalled, "a graceful stop that did not end".to_owned());
+                }
+                end = End::Killed;
+            }
+        }
+        if end != End::Graceful {
+            self.ledger.borrow_mut().fault(rt::now(), &format!("{end:?}"));
+        }
+        self.broker.replace(None);
+        self.sim.kill(NODE);
+        match end {
+            End::PowerCut => self.disk.power_cut(),
+            End::Graceful | End::Killed => self.disk.process_crash(),
+        }
+        self.launcher.ended(end);
+        self.ledger.borrow_mut().ended(rt::now(), end);
+    }
+
+    /// Starts the node; tries again, in the end on a disk without faults. False when it refuses for good.
+    pub async fn start(&self, shards: ShardId) -> bool {
+        for attempt in 0..6 {
+            if attempt == 3 {
+                self.disk.clear_faults();
+                self.disk.set_capacity(None);
+            }
+            let (answer, receiver) = oneshot();
+            let launch = self.launcher.launch(self.disk.clone(), shards);
+            self.sim.spawn_on(NODE, async move {
+                // Nobody else waits for it.
+                let _ = answer.send(launch.await);
+            });
+            match rt::timeout(ANSWER_MAX, receiver).await {
+                Ok(Some(Ok(broker))) => {
+                    self.note(format!("=== started with {shards} shards"));
+                    self.broker.replace(Some(broker));
+                    return true;
+                }
+                Ok(Some(Err(why))) => {
+                    self.note(format!("=== refused to start: {why}"));
+                    let allowances = self.options.allowances();
+                    if allowances.honest && (attempt >= 3 || !allowances.disk_errors) {
+                        self.violate(Rule::Refusal, format!("on a disk in order: {why}"));
+                    }
+                }
+                Ok(None) | Err(rt::Elapsed) => self.note("=== start did not end".to_owned()),
+            }
+            self.stop(End::Killed).await;
+            rt::sleep(Duration::from_millis(100)).await;
+        }
+        self.refused.set(true);
+        false
+    }
+
+    pub fn refused(&self) -> bool {
+        self.refused.get()
+    }
+
+    pub async fn create_topic(&self, name: &str) {
+        let topic = NewTopic {
+            name: name.to_owned(),
+            partitions: self.options.partitions,
+            retention_ms: 0,
+            visibility_timeout_ms: self.options.visibility.as_millis() as u64,
+            max_in_flight_per_partition: self.options.max_in_flight,
+            max_acked_ahead_per_partition: self.options.max_acked_ahead,
+            owner: None,
+        };
+        let started = rt::now();
+        loop {
+            let wanted = topic.clone();
+            match self.call(None, |broker| broker.create_topic(wanted)).await {
+                Called::Answered(MetaReply::Created(meta), _) => {
+                    let mut ledger = self.ledger.borrow_mut();
+                    ledger.topic_created(name, meta.incarnation, self.options.visibility, started);
+                    drop(ledger);
+                    let handle = TopicHandle { name: name.to_owned(), incarnation: Some(meta.incarnation) };
+                    let mut topics = self.topics.borrow_mut();
+                    topics.retain(|other| other.name != name);
+                    topics.push(handle);
+                    return;
+                }
+                // Answered for certain in the end: with an incarnation that nobody has told us, nothing can be checked.
+                Called::Answered(other, _) => self.note(format!("create {name}: {other:?}")),
+                Called::Down | Called::Lost => {}
+            }
+            if self.refused() || self.stopping.get() {
+                return;
+            }
+            rt::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn live(self: Rc<World>) {
+        if !self.start(self.options.shards).await {
+            return;
+        }
+        for index in 0..self.options.topics {
+            self.create_topic(&format!("topic-{index}")).await;
+        }
+        self.producing.set(self.options.producers);
+        for index in 0..self.options.producers {
+            let world = self.clone();
+            rt::spawn(rt::Queue::Foreground, async move { clients::produce(&world, index).await });
+        }
+        for index in 0..self.options.consumers {
+            let world = self.clone();
+            rt::spawn(rt::Queue::Foreground, async move { clients::consume(&world, index).await });
+        }
+        let world = self.clone();
+        rt::spawn(rt::Queue::Foreground, async move { clients::watch(&world).await });
+        nemesis::run(&self).await;
+        if !self.refused() {
+            self.settle_down().await;
+        }
+        self.stopping.set(true);
+    }
+
+    /// Heals everything, and waits until nothing is owed and nothing comes back.
+    async fn settle_down(&self) {
+        self.disk.clear_faults();
+        self.disk.set_capacity(None);
+        self.disk.set_slowness(1);
+        let end = if self.options.profile == Profile::Calm || self.chance(1, 2) { End::Graceful } else { End::Killed };
+        self.stop(end).await;
+        if !self.start(self.options.shards).await {
+            return;
+        }
+        self.ledger.borrow_mut().fault_over(rt::now());
+        self.draining.set(true);
+        self.note("=== healed, draining".to_owned());
+        let deadline = rt::now() + Duration::from_secs(120) + self.options.visibility * 4;
+        while rt::now() < deadline && !self.ledger.borrow().outstanding().is_empty() {
+            rt::sleep(Duration::from_millis(50)).await;
+        }
+        rt::sleep(self.options.visibility * 2 + Duration::from_secs(2)).await;
+        let incidents = self.disk.incidents();
+        let honest = self.options.allowances().honest;
+        let excuse = |started: Instant, cuts: &[Instant]| !honest && explains(&incidents, started, cuts);
+        self.ledger.borrow_mut().finish(rt::now(), excuse);
+    }
+}
+
+/// E33: whether a fault took a record whose produce started then. A lie takes what it covered, at a later power cut.
+fn explains(incidents: &[(Instant, Incident)], started: Instant, cuts: &[Instant]) -> bool {
+    incidents.iter().any(|(at, incident)| match incident {
+        Incident::Rotted { .. } => true,
+        Incident::Skipped { .. } => *at >= started,
+        Incident::Lied { .. } | Incident::Dropped { .. } => *at >= started && cuts.iter().any(|cut| cut >= at),
+    })
+}
+
+/// Runs `work` until it is done, or until the other end of `gone` is dropped.
+async fn unless_gone<T>(mut work: Answer<T>, mut gone: Receiver<()>) -> Option<T> {
+    std::future::poll_fn(move |cx| {
+        if let Poll::Ready(value) = work.as_mut().poll(cx) {
+            return Poll::Ready(Some(value));
+        }
+        Pin::new(&mut gone).poll(cx).map(|_| None)
+    })
+    .await
+}
