@@ -1,0 +1,187 @@
+//! Reading request bodies: bounded, on a deadline, never by the declared length (lesson N41).
+
+use std::future::{poll_fn, Future};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use hyper::body::{Body, Incoming};
+use narad_shards::rt::{self, Instant, Sleep};
+
+use super::decode::{Coding, Decoder};
+use super::limits::BodyReservation;
+use super::stream::Conn;
+
+/// What is allocated before more than this has arrived, whatever length was declared.
+const FIRST_BYTES: usize = 64 << 10;
+/// Decoded bytes after which others have a turn; about a quarter of a millisecond of zstd.
+const SLICE_BYTES: usize = 256 << 10;
+
+/// Why a body could not be had.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum BodyFailure {
+    TooLarge,
+    /// The client stopped sending, or closed, before the end.
+    Left,
+    /// Not within `http.read_timeout`.
+    Slow,
+    /// Broken chunked framing.
+    Malformed,
+    /// Broken or cut compressed data.
+    Undecodable,
+    /// No room in the node's budget for large bodies.
+    NoBudget,
+}
+
+/// A request body on its way in. Dropped before its end, it marks the connection as not fully read.
+pub(crate) struct BodyReader {
+    incoming: Incoming,
+    ended: bool,
+    deadline: Instant,
+    sleep: Option<Sleep>,
+    conn: Rc<Conn>,
+}
+
+impl BodyReader {
+    pub fn new(incoming: Incoming, deadline: Instant, conn: Rc<Conn>) -> BodyReader {
+        BodyReader { incoming, ended: false, deadline, sleep: None, conn }
+    }
+
+    fn declared_bytes(&self) -> Option<u64> {
+        self.incoming.size_hint().exact()
+    }
+
+    /// Whether no more data can follow.
+    fn at_end(&self) -> bool {
+        self.ended || self.incoming.is_end_stream()
+    }
+
+    /// The next piece, or `None` at the end.
+    async fn next(&mut self) -> Result<Option<Bytes>, BodyFailure> {
+        poll_fn(|cx| loop {
+            match Pin::new(&mut self.incoming).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) if data.is_empty() => {}
+                    Ok(data) => return Poll::Ready(Ok(Some(data))),
+                    Err(_trailers) => {}
+                },
+                Poll::Ready(Some(Err(cause))) => {
+                    self.ended = true;
+                    return Poll::Ready(Err(classify(&cause)));
+                }
+                Poll::Ready(None) => {
+                    self.ended = true;
+                    return Poll::Ready(Ok(None));
+                }
+                Poll::Pending => {
+                    let sleep = self.sleep.get_or_insert_with(|| rt::sleep_until(self.deadline));
+                    return Pin::new(sleep).poll(cx).map(|()| Err(BodyFailure::Slow));
+                }
+            }
+        })
+        .await
+    }
+
+    /// All of the body, at most `bytes_max`. A body that came in one piece is not copied.
+    pub async fn read_all(&mut self, bytes_max: usize) -> Result<Bytes, BodyFailure> {
+        self.read_plain(bytes_max, |_| Ok(())).await
+    }
+
+    /// All of the body with its compression undone, at most `bytes_max` both as sent and decoded. `reservation`
+    /// grows with what is held.
+    pub async fn read_decoded(
+        &mut self,
+        coding: Coding,
+        bytes_max: usize,
+        reservation: &mut BodyReservation,
+    ) -> Result<Bytes, BodyFailure> {
+        let mut cover = |bytes| reservation.cover(bytes).map_err(|_| BodyFailure::NoBudget);
+        let Some(mut decoder) = Decoder::new(coding) else {
+            return self.read_plain(bytes_max, cover).await;
+        };
+        if self.declared_bytes().is_some_and(|bytes| bytes > bytes_max as u64) {
+            return Err(BodyFailure::TooLarge);
+        }
+        let (mut sent, mut decoded, mut slice) = (0, Vec::with_capacity(FIRST_BYTES), 0);
+        while let Some(piece) = self.next().await? {
+            sent += piece.len();
+            if sent > bytes_max {
+                return Err(BodyFailure::TooLarge);
+            }
+            let mut rest = &piece[..];
+            let mut more = !rest.is_empty();
+            while more {
+                let before = decoded.len();
+                more = decoder.step(&mut rest, &mut decoded).map_err(|_| BodyFailure::Undecodable)?;
+                if decoded.len() > bytes_max {
+                    return Err(BodyFailure::TooLarge);
+                }
+                cover(decoded.len())?;
+                slice += decoded.len() - before;
+                if slice >= SLICE_BYTES {
+                    slice = 0;
+                    rt::yield_now().await;
+                }
+            }
+        }
+        decoder.finish(&mut decoded).map_err(|_| BodyFailure::Undecodable)?;
+        if decoded.len() > bytes_max {
+            return Err(BodyFailure::TooLarge);
+        }
+        Ok(Bytes::from(decoded))
+    }
+
+    async fn read_plain(
+        &mut self,
+        bytes_max: usize,
+        mut cover: impl FnMut(usize) -> Result<(), BodyFailure>,
+    ) -> Result<Bytes, BodyFailure> {
+        let declared = self.declared_bytes();
+        if declared.is_some_and(|bytes| bytes > bytes_max as u64) {
+            return Err(BodyFailure::TooLarge);
+        }
+        let Some(first) = self.next().await? else { return Ok(Bytes::new()) };
+        if first.len() > bytes_max {
+            return Err(BodyFailure::TooLarge);
+        }
+        cover(first.len())?;
+        if self.at_end() {
+            return Ok(first);
+        }
+        let expected = declared.map_or(FIRST_BYTES, |bytes| FIRST_BYTES.min(bytes as usize));
+        let mut all = Vec::with_capacity(expected.max(first.len()));
+        all.extend_from_slice(&first);
+        drop(first);
+        while !self.at_end() {
+            let Some(piece) = self.next().await? else { break };
+            if all.len() + piece.len() > bytes_max {
+                return Err(BodyFailure::TooLarge);
+            }
+            cover(all.len() + piece.len())?;
+            all.extend_from_slice(&piece);
+        }
+        Ok(Bytes::from(all))
+    }
+}
+
+impl Drop for BodyReader {
+    fn drop(&mut self) {
+        if !self.at_end() {
+            self.conn.leave_body_unread();
+        }
+    }
+}
+
+/// Broken framing is the client's fault and worth an answer; everything else means that nobody is there to read it.
+fn classify(cause: &hyper::Error) -> BodyFailure {
+    let mut source = std::error::Error::source(cause);
+    while let Some(inner) = source {
+        if let Some(io) = inner.downcast_ref::<std::io::Error>() {
+            let broken = matches!(io.kind(), std::io::ErrorKind::InvalidInput | std::io::ErrorKind::InvalidData);
+            return if broken { BodyFailure::Malformed } else { BodyFailure::Left };
+        }
+        source = inner.source();
+    }
+    BodyFailure::Left
+}

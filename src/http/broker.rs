@@ -1,0 +1,96 @@
+//! What the HTTP layer asks of the shard it runs on.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use narad_shards::api::{
+    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
+    SettleStatus,
+};
+use narad_shards::meta::TopicMeta;
+use narad_shards::metrics::ShardMetrics;
+use narad_shards::peer::Take;
+
+/// The topic of a settle is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TopicNotFound;
+
+/// Liveness: what `/healthz` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    Ok,
+    /// A graceful stop has begun.
+    ShuttingDown,
+}
+
+/// What `/readyz` says, judged anew at every probe (operations.md §7).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// Ready; the list names what is degraded, such as `raft_tls_certificate_expired`.
+    Ready(Vec<&'static str>),
+    /// The first gate that fails, as the client reads it.
+    NotReady(String),
+}
+
+/// The shard as handlers see it. Implemented once for the real shard; calls are generic, so none is boxed.
+///
+/// Every future may be dropped at any point, because its client has left. A dropped `consume` gives back what it had
+/// reserved (lesson N37); a dropped `produce` may have stored its record.
+pub trait Broker: 'static {
+    /// Stores one record durably on this node.
+    fn produce<'a>(
+        &'a self,
+        topic: &'a str,
+        record: NewRecord<'a>,
+    ) -> impl Future<Output = Result<(), ProduceError>> + 'a;
+
+    /// Stores all records in one durable append, in order, or none.
+    fn produce_batch<'a>(
+        &'a self,
+        topic: &'a str,
+        records: &'a [NewRecord<'a>],
+    ) -> impl Future<Output = Result<(), ProduceError>> + 'a;
+
+    /// Leases 1 to `take.max` records; empty when there were none within `wait`, or the topic was deleted meanwhile.
+    fn consume<'a>(
+        &'a self,
+        topic: &'a str,
+        partition: Option<u32>,
+        take: Take,
+        wait: Duration,
+    ) -> impl Future<Output = Result<Vec<Delivery>, ConsumeError>> + 'a;
+
+    /// Settles leases; one status each, in order. No settles only check that the topic exists.
+    fn settle<'a>(
+        &'a self,
+        topic: &'a str,
+        settles: Vec<Settle>,
+    ) -> impl Future<Output = Result<Vec<SettleStatus>, TopicNotFound>> + 'a;
+
+    /// Reads one record without a lease.
+    fn read_at<'a>(
+        &'a self,
+        topic: &'a str,
+        partition: u32,
+        offset: u64,
+    ) -> impl Future<Output = Result<ReadAt, ConsumeError>> + 'a;
+
+    fn topic(&self, name: &str) -> Option<Arc<TopicMeta>>;
+
+    /// Up to `limit` topics in name order, the first one behind `after` (exclusive; empty is the start).
+    fn topics_after(&self, after: &str, limit: usize) -> Vec<Arc<TopicMeta>>;
+
+    /// Statistics of the partitions whose owners answered, in any order.
+    fn stats<'a>(&'a self, topic: &'a TopicMeta) -> impl Future<Output = Vec<PartitionStats>> + 'a;
+
+    /// Creates or deletes a topic; answered once every shard of this node knows (E23).
+    fn change(&self, command: MetaCommand) -> impl Future<Output = MetaReply>;
+
+    fn health(&self) -> Health;
+
+    fn readiness(&self) -> Readiness;
+
+    /// The figures of all shards of this node that answer.
+    fn metrics(&self) -> impl Future<Output = Vec<ShardMetrics>>;
+}

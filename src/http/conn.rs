@@ -1,0 +1,168 @@
+//! Drives one connection: hyper, the deadlines around it, and what has to happen at its end.
+
+use std::convert::Infallible;
+use std::future::{poll_fn, Future};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::rt::{Read, ReadBuf, Write};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::Request;
+use narad_shards::rt::{self, Instant, Sleep};
+
+use super::pipeline;
+use super::reply;
+use super::stream::{Conn, Watched};
+use super::{Broker, HttpContext};
+
+/// hyper refuses anything smaller; also the largest piece of a body that it hands over at once.
+const BUFFER_BYTES: usize = 64 << 10;
+/// How long, and for how many bytes, a client may go on sending into a connection that was answered early. Closing
+/// at once would reset it and destroy the answer on its way.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES_MAX: usize = 4 << 20;
+
+/// Serves one client connection to its end. `peer` is the client's address, the identity that caps count for.
+///
+/// Dropping the future drops the handler that is running; leases of an answer that did not leave then wait for their
+/// visibility timeout, so let it run to its end when the node goes on.
+pub async fn serve_connection<S, B>(stream: S, peer: IpAddr, ctx: Rc<HttpContext<B>>)
+where
+    S: Read + Write + Unpin,
+    B: Broker,
+{
+    let state = Rc::new(Conn::new(peer));
+    let service = {
+        let (ctx, state) = (ctx.clone(), state.clone());
+        service_fn(move |request: Request<Incoming>| {
+            state.begin_request();
+            let (ctx, state) = (ctx.clone(), state.clone());
+            async move { Ok::<_, Infallible>(pipeline::answer(ctx, state, request).await) }
+        })
+    };
+    let mut connection = http1::Builder::new()
+        .header_read_timeout(None)
+        .half_close(false)
+        .max_header_size(ctx.settings.header_bytes_max)
+        .max_buf_size(ctx.settings.header_bytes_max.max(BUFFER_BYTES))
+        .serve_connection(Watched::new(stream, state.clone()), service);
+
+    let mut timer = LazyTimer::default();
+    let mut drained = std::pin::pin!(ctx.drain_notify().notified());
+    let mut drain_waker: Option<Waker> = None;
+    let mut draining = false;
+    let finished = poll_fn(|cx| {
+        if !draining {
+            // Registering is not free, so once per waker; `begin_shutdown` sets the flag before it wakes anybody.
+            if !drain_waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                let _ = drained.as_mut().poll(cx);
+                drain_waker = Some(cx.waker().clone());
+            }
+            if ctx.is_draining() {
+                draining = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+        }
+        if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
+            return Poll::Ready(Some(result));
+        }
+        match state.deadline(&ctx.settings) {
+            Some(at) if timer.reached(cx, at) => Poll::Ready(None),
+            _ => Poll::Pending,
+        }
+    })
+    .await;
+
+    // The handler, if one was running, is dropped here: its client has left, or was too slow.
+    let mut stream = connection.into_parts().io.stream;
+    match (&finished, state.refused()) {
+        (Some(_), Some(status)) => {
+            ctx.metrics.count_refused(status);
+            let answer = reply::refusal(status);
+            let sent = rt::timeout(LINGER, async {
+                write_all(&mut stream, &answer).await?;
+                poll_fn(|cx| Pin::new(&mut stream).poll_shutdown(cx)).await
+            });
+            if matches!(sent.await, Ok(Ok(()))) {
+                linger(&mut stream).await;
+            }
+        }
+        (Some(Ok(())), None) if state.has_unread_body() => linger(&mut stream).await,
+        (Some(Ok(())), None) => {}
+        (Some(Err(cause)), None) => tracing::debug!(%peer, err = %cause, "client connection ended"),
+        (None, _) => tracing::debug!(%peer, "client connection timed out"),
+    }
+    drop(stream);
+
+    let undelivered = state.leases.take();
+    if let Some(leases) = undelivered {
+        // Best effort: a lease that cannot be handed back expires.
+        let _ = ctx.broker.settle(&leases.topic, leases.settles).await;
+    }
+}
+
+async fn write_all<S: Write + Unpin>(stream: &mut S, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        let written = poll_fn(|cx| Pin::new(&mut *stream).poll_write(cx, bytes)).await?;
+        if written == 0 {
+            return Err(std::io::ErrorKind::WriteZero.into());
+        }
+        bytes = &bytes[written..];
+    }
+    poll_fn(|cx| Pin::new(&mut *stream).poll_flush(cx)).await
+}
+
+/// Reads and forgets what the client still sends, until it stops, closes, or has had enough time.
+async fn linger<S: Read + Unpin>(stream: &mut S) {
+    let drain = async {
+        let mut scratch = [0u8; 4096];
+        let mut total = 0;
+        while total < LINGER_BYTES_MAX {
+            let mut buf = ReadBuf::new(&mut scratch);
+            let read = poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, buf.unfilled())).await;
+            let bytes = buf.filled().len();
+            if read.is_err() || bytes == 0 {
+                return;
+            }
+            total += bytes;
+        }
+    };
+    let _ = rt::timeout(LINGER, drain).await;
+}
+
+/// A deadline that moves with every request and is hardly ever reached: the timer is armed again only when it would
+/// ring too late, or has rung too early.
+struct LazyTimer {
+    sleep: Option<Sleep>,
+    armed_at: Instant,
+    waker: Option<Waker>,
+}
+
+impl Default for LazyTimer {
+    fn default() -> LazyTimer {
+        LazyTimer { sleep: None, armed_at: Instant(u64::MAX), waker: None }
+    }
+}
+
+impl LazyTimer {
+    /// Whether `at` has passed; if not, the task is woken then, or earlier.
+    fn reached(&mut self, cx: &mut Context<'_>, at: Instant) -> bool {
+        let now = rt::now();
+        if now >= at {
+            return true;
+        }
+        let same_task = self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        if same_task && now < self.armed_at && self.armed_at <= at {
+            return false;
+        }
+        self.waker = Some(cx.waker().clone());
+        self.armed_at = at;
+        let sleep = self.sleep.insert(rt::sleep_until(at));
+        Pin::new(sleep).poll(cx).is_ready()
+    }
+}

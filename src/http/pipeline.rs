@@ -1,0 +1,162 @@
+//! The order in which a request is judged (http-api.md §1). The first failure answers.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::header::{HeaderMap, HeaderName, CONTENT_LENGTH, CONTENT_TYPE};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode};
+use narad_shards::rt;
+
+use super::body::BodyReader;
+use super::limits::{Identity, InFlightSlot, Kind};
+use super::metrics::Observed;
+use super::query::Query;
+use super::reply::{self, ApiError, Reply, ReplyBody, CLIENT_LEFT, HEADER_GUARD};
+use super::route::{self, Found, Route};
+use super::stream::Conn;
+use super::{ack, consume, health, produce, topics, Broker, HttpContext};
+
+const CLIENT: HeaderName = HeaderName::from_static("x-narad-client");
+
+/// One request, as its handler sees it.
+pub(crate) struct Call<'a, B> {
+    pub ctx: &'a Rc<HttpContext<B>>,
+    pub conn: &'a Rc<Conn>,
+    pub head: &'a Parts,
+    pub query: Query<'a>,
+}
+
+impl<B: Broker> Call<'_, B> {
+    /// Step 6: takes the request's share of its identity's cap. `None` when there is no cap.
+    pub fn admit(&self, kind: Kind, weight: u32) -> Result<Option<InFlightSlot>, ApiError> {
+        let max = self.cap(kind);
+        if max == 0 {
+            return Ok(None);
+        }
+        let identity = self.conn.in_flight.get_or_init(|| self.ctx.node.in_flight(Identity::Ip(self.conn.peer)));
+        let slot = InFlightSlot::take(Arc::clone(identity), kind, weight, max);
+        slot.map(Some).map_err(|_| self.too_many(kind))
+    }
+
+    pub fn too_many(&self, kind: Kind) -> ApiError {
+        let requests = match kind {
+            Kind::Consume => "consume",
+            Kind::Produce => "produce",
+        };
+        let max = self.cap(kind);
+        let text = format!("too many in-flight {requests} requests for this identity (limit {max} per node)");
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, text)
+    }
+
+    fn cap(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Consume => self.ctx.settings.consumes_in_flight_max,
+            Kind::Produce => self.ctx.settings.produces_in_flight_max,
+        }
+    }
+
+    pub fn has_client_header(&self) -> bool {
+        has_client_header(&self.head.headers)
+    }
+}
+
+fn has_client_header(headers: &HeaderMap) -> bool {
+    headers.get(CLIENT).is_some_and(|value| !value.as_bytes().trim_ascii().is_empty())
+}
+
+/// Answers one request; the service of a connection. Dropped when the client leaves, which is recorded as 499.
+pub(crate) async fn answer<B: Broker>(
+    ctx: Rc<HttpContext<B>>,
+    conn: Rc<Conn>,
+    request: Request<Incoming>,
+) -> Response<ReplyBody> {
+    let (head, body) = request.into_parts();
+    let found = route::find(&head.method, head.uri.path(), ctx.settings.surface);
+    let route = match &found {
+        Found::Route { route, .. } => Some(*route),
+        _ => None,
+    };
+    let observed = Observed::start(&ctx.metrics, route, &head.method, content_length(&head.headers));
+    let deadline = conn.request_started() + ctx.settings.read_timeout;
+    let body = BodyReader::new(body, deadline, conn.clone());
+    let call = Call { ctx: &ctx, conn: &conn, head: &head, query: Query::new(head.uri.query()) };
+
+    let (reply, client_left) = match rt::contain(judge(&call, found, body)).await {
+        Ok(Ok(reply)) => (reply, false),
+        Ok(Err(error)) => {
+            let left = error.client_left;
+            (error.into_reply(), left)
+        }
+        Err(panic) => {
+            let label = route.map_or("unmatched", |route| Route::LABELS[route as usize]);
+            tracing::error!(route = label, panic = %panic, "http handler panicked; the request was answered 500");
+            ctx.metrics.count_panic();
+            hand_back(&ctx, &conn).await;
+            let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal server panic");
+            (error.outcome_unknown().into_reply(), false)
+        }
+    };
+    let status = if client_left { CLIENT_LEFT } else { reply.status().as_u16() };
+    let bytes_out = if head.method == Method::HEAD { 0 } else { reply.body().len() };
+    observed.finish(status, bytes_out);
+    conn.begin_answer();
+    reply.map(|data| ReplyBody::new(data, conn))
+}
+
+/// Gives leases back that the answer does not carry after all.
+async fn hand_back<B: Broker>(ctx: &HttpContext<B>, conn: &Conn) {
+    let leases = conn.leases.take();
+    if let Some(leases) = leases {
+        // One that fails expires.
+        let _ = ctx.broker.settle(&leases.topic, leases.settles).await;
+    }
+}
+
+/// Steps 3 to 7. Step 1, the size of the headers, is hyper's and `stream`'s. Step 2 has its place here: whoever
+/// authenticates a request does it before anything else is said about it, unknown paths included, except for
+/// `/healthz` and `/readyz`, and replaces [`Identity::Ip`] by the user.
+async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: BodyReader) -> Result<Reply, ApiError> {
+    let state_changing = matches!(call.head.method, Method::POST | Method::PUT | Method::PATCH);
+    if state_changing && !passes_guard(&call.head.headers) {
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, HEADER_GUARD));
+    }
+    let (route, topic) = match found {
+        Found::Route { route, topic } => (route, topic),
+        Found::Nothing => return Ok(reply::page_not_found()),
+        Found::OtherMethods { allow } => return Ok(reply::method_not_allowed(allow)),
+        Found::Malformed => return Err(ApiError::bad_request("400 Bad Request").plain_text()),
+    };
+    match route {
+        Route::Produce => produce::single(call, &topic, body).await,
+        Route::ProduceBatch => produce::batch(call, &topic, body).await,
+        Route::Consume => consume::consume(call, &topic).await,
+        Route::Ack => ack::ack(call, &topic, body).await,
+        Route::CreateTopic => topics::create(call, body).await,
+        Route::ListTopics => topics::list(call),
+        Route::GetTopic => topics::details(call, &topic).await,
+        Route::DeleteTopic => topics::delete(call, &topic).await,
+        Route::Healthz => health::healthz(call),
+        Route::Readyz => health::readyz(call),
+        Route::Metrics => health::metrics(call).await,
+        other => Err(ApiError::not_built(other.not_built())),
+    }
+}
+
+/// A browser can be made to send a form or plain text across sites, but none of these (lesson G5).
+fn passes_guard(headers: &HeaderMap) -> bool {
+    let essence = headers.get(CONTENT_TYPE).map(|value| {
+        let value = value.as_bytes();
+        value.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii()
+    });
+    let accepted = |essence: &[u8]| {
+        essence.eq_ignore_ascii_case(b"application/json") || essence.eq_ignore_ascii_case(b"application/octet-stream")
+    };
+    essence.is_some_and(accepted) || has_client_header(headers)
+}
+
+fn content_length(headers: &HeaderMap) -> u64 {
+    let value = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    value.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,254 @@
+//! Query strings and Go durations (http-api.md §8, §25).
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use super::reply::ApiError;
+
+/// The raw query of a request. Pairs are looked for on demand; unknown ones are never decoded.
+#[derive(Clone, Copy)]
+pub(crate) struct Query<'q> {
+    raw: &'q [u8],
+}
+
+impl<'q> Query<'q> {
+    pub fn new(raw: Option<&'q str>) -> Query<'q> {
+        Query { raw: raw.unwrap_or_default().as_bytes() }
+    }
+
+    fn pairs(self) -> impl Iterator<Item = (&'q [u8], &'q [u8])> {
+        self.raw.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()).map(|pair| {
+            let split = pair.iter().position(|byte| *byte == b'=').unwrap_or(pair.len());
+            (&pair[..split], pair.get(split + 1..).unwrap_or_default())
+        })
+    }
+
+    /// Raw values of a parameter, in order.
+    fn raw_values<'n>(self, name: &'n str) -> impl Iterator<Item = &'q [u8]> + use<'q, 'n> {
+        self.pairs()
+            .filter(move |(key, _)| decode(key, true).is_some_and(|key| *key == *name.as_bytes()))
+            .map(|(_, value)| value)
+    }
+
+    pub fn has(self, name: &str) -> bool {
+        self.raw_values(name).next().is_some()
+    }
+
+    /// The first value, percent-decoded; repetitions are ignored (GAP 11).
+    pub fn first(self, name: &'static str) -> Result<Option<Cow<'q, [u8]>>, ApiError> {
+        self.raw_values(name).next().map(|raw| decode(raw, true).ok_or_else(|| malformed(name))).transpose()
+    }
+
+    /// The only value, percent-decoded; a repetition is refused.
+    pub fn only(self, name: &'static str) -> Result<Option<Cow<'q, [u8]>>, ApiError> {
+        if self.raw_values(name).nth(1).is_some() {
+            return Err(ApiError::bad_request(format!("query parameter {name} may be given once")));
+        }
+        self.first(name)
+    }
+
+    /// `true`, `false` or absent.
+    pub fn flag(self, name: &'static str) -> Result<bool, ApiError> {
+        match self.first(name)?.as_deref() {
+            None | Some(b"" | b"false") => Ok(false),
+            Some(b"true") => Ok(true),
+            Some(_) => Err(ApiError::bad_request(format!("query parameter {name} must be true or false"))),
+        }
+    }
+}
+
+fn malformed(name: &str) -> ApiError {
+    ApiError::bad_request(format!("query parameter {name} is not valid percent-encoding"))
+}
+
+/// An integer ≥ 0 of any size the type holds; an empty value counts as absent.
+pub(crate) fn unsigned<T: std::str::FromStr>(name: &str, value: Option<&[u8]>) -> Result<Option<T>, ApiError> {
+    let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
+    let parsed = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+    parsed
+        .map(Some)
+        .ok_or_else(|| ApiError::bad_request(format!("query parameter {name} must be an integer of at least 0")))
+}
+
+/// Undoes percent-encoding; in a query `+` is a space. `None` when an escape is cut or not hexadecimal.
+pub(crate) fn decode(raw: &[u8], plus_is_space: bool) -> Option<Cow<'_, [u8]>> {
+    let special = |byte: &u8| *byte == b'%' || (plus_is_space && *byte == b'+');
+    let Some(first) = raw.iter().position(special) else { return Some(Cow::Borrowed(raw)) };
+    let mut decoded = Vec::with_capacity(raw.len());
+    decoded.extend_from_slice(&raw[..first]);
+    let mut rest = &raw[first..];
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        match byte {
+            b'%' => {
+                let (high, low) = (hex(*tail.first()?)?, hex(*tail.get(1)?)?);
+                decoded.push(high << 4 | low);
+                rest = &tail[2..];
+            }
+            b'+' if plus_is_space => decoded.push(b' '),
+            other => decoded.push(other),
+        }
+    }
+    Some(Cow::Owned(decoded))
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        b'A'..=b'F' => Some(digit - b'A' + 10),
+        _ => None,
+    }
+}
+
+/// A Go duration that is not negative: `10s`, `1m30s`, `1.5h`, `0`. At most about 292 years, as in Go.
+pub(crate) fn parse_duration(text: &[u8]) -> Option<Duration> {
+    let negative = text.first() == Some(&b'-');
+    let mut rest = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);
+    if rest == b"0" {
+        return Some(Duration::ZERO);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut nanos: u128 = 0;
+    while !rest.is_empty() {
+        let (whole, after_whole) = digits(rest);
+        let (fraction, after_fraction) = match after_whole.strip_prefix(b".") {
+            Some(tail) => digits(tail),
+            None => (&b""[..], after_whole),
+        };
+        if whole.is_empty() && fraction.is_empty() {
+            return None;
+        }
+        let unit_end = after_fraction.iter().position(|b| *b == b'.' || b.is_ascii_digit());
+        let (unit, after_unit) = after_fraction.split_at(unit_end.unwrap_or(after_fraction.len()));
+        let scale: u128 = match unit {
+            b"ns" => 1,
+            b"us" | b"\xc2\xb5s" | b"\xce\xbcs" => 1_000,
+            b"ms" => 1_000_000,
+            b"s" => 1_000_000_000,
+            b"m" => 60_000_000_000,
+            b"h" => 3_600_000_000_000,
+            _ => return None,
+        };
+        let whole = if whole.is_empty() { 0 } else { number(whole)? };
+        nanos = nanos.checked_add(whole.checked_mul(scale)?)?;
+        if !fraction.is_empty() {
+            // More digits than the smallest unit can show do not matter.
+            let shown = &fraction[..fraction.len().min(18)];
+            nanos += number(shown)? * scale / 10u128.pow(shown.len() as u32);
+        }
+        if nanos > i64::MAX as u128 {
+            return None;
+        }
+        rest = after_unit;
+    }
+    let nanos = u64::try_from(nanos).ok()?;
+    (!negative || nanos == 0).then(|| Duration::from_nanos(nanos))
+}
+
+fn digits(text: &[u8]) -> (&[u8], &[u8]) {
+    text.split_at(text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len()))
+}
+
+fn number(digits: &[u8]) -> Option<u128> {
+    std::str::from_utf8(digits).ok()?.parse::<u64>().ok().map(u128::from)
+}
+
+/// Writes a duration as Go does: `10s`, `1m30s`, `2h0m0s`, `1.5ms`.
+pub(crate) fn format_duration(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    if nanos == 0 {
+        return "0s".to_owned();
+    }
+    let decimal = |nanos: u128, unit: u128, name: &str| {
+        let (whole, part) = (nanos / unit, nanos % unit);
+        let width = unit.ilog10() as usize;
+        let fraction = format!("{part:0width$}");
+        let fraction = fraction.trim_end_matches('0');
+        if fraction.is_empty() {
+            format!("{whole}{name}")
+        } else {
+            format!("{whole}.{fraction}{name}")
+        }
+    };
+    if nanos < 1_000 {
+        return format!("{nanos}ns");
+    }
+    if nanos < 1_000_000 {
+        return decimal(nanos, 1_000, "µs");
+    }
+    if nanos < 1_000_000_000 {
+        return decimal(nanos, 1_000_000, "ms");
+    }
+    let minutes = nanos / 60_000_000_000;
+    let seconds = decimal(nanos % 60_000_000_000, 1_000_000_000, "s");
+    match (minutes / 60, minutes % 60) {
+        (0, 0) => seconds,
+        (0, minutes) => format!("{minutes}m{seconds}"),
+        (hours, minutes) => format!("{hours}h{minutes}m{seconds}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_durations_in_and_out() {
+        for (text, nanos, shown) in [
+            ("0", Some(0), "0s"),
+            ("-0", Some(0), "0s"),
+            ("0s", Some(0), "0s"),
+            ("-0s", Some(0), "0s"),
+            ("500ms", Some(500_000_000), "500ms"),
+            ("10s", Some(10_000_000_000), "10s"),
+            ("+10s", Some(10_000_000_000), "10s"),
+            ("1m30s", Some(90_000_000_000), "1m30s"),
+            ("2h", Some(7_200_000_000_000), "2h0m0s"),
+            ("1.5h", Some(5_400_000_000_000), "1h30m0s"),
+            (".5s", Some(500_000_000), "500ms"),
+            ("1.s", Some(1_000_000_000), "1s"),
+            ("1.000000000999s", Some(1_000_000_000), "1s"),
+            ("0.3333333333333333333h", Some(1_199_999_999_999), "19m59.999999999s"),
+            ("7us", Some(7_000), "7µs"),
+            ("7\u{b5}s", Some(7_000), "7µs"),
+            ("7\u{3bc}s", Some(7_000), "7µs"),
+            ("1.5µs", Some(1_500), "1.5µs"),
+            ("13ns", Some(13), "13ns"),
+            ("", None, ""),
+            ("-", None, ""),
+            ("10", None, ""),
+            ("s", None, ""),
+            (".s", None, ""),
+            ("1d", None, ""),
+            ("-1s", None, ""),
+            ("1s ", None, ""),
+            ("1e3s", None, ""),
+            ("99999999999999999999s", None, ""),
+            ("9999999h", None, ""),
+        ] {
+            let parsed = parse_duration(text.as_bytes());
+            let wanted = nanos.map(Duration::from_nanos);
+            assert_eq!(parsed, wanted, "{text}");
+            if let Some(duration) = parsed {
+                assert_eq!(format_duration(duration), shown, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_are_decoded_as_forms() {
+        let query = Query::new(Some("a=1&key=%ff%00+x&&key=2&b&%6bey=3&c=%zz"));
+        assert_eq!(query.first("key").expect("well formed").as_deref(), Some(&b"\xff\0 x"[..]));
+        assert!(query.only("key").is_err());
+        assert_eq!(query.only("b").expect("well formed").as_deref(), Some(&b""[..]));
+        assert!(query.first("c").is_err() && query.has("c") && !query.has("d"));
+        assert_eq!(query.first("d").expect("absent"), None);
+        for cut in ["%", "%4", "%g0", "a%0"] {
+            assert_eq!(decode(cut.as_bytes(), true), None, "{cut}");
+        }
+        assert_eq!(decode(b"a+b%2B", false).as_deref(), Some(&b"a+b+"[..]));
+    }
+}

@@ -1,0 +1,167 @@
+use std::time::Duration;
+
+use super::*;
+
+const TOO_LARGE: &str = "431 Request Header Fields Too Large\n";
+
+fn small_headers() -> HttpSettings {
+    HttpSettings { header_bytes_max: 4096, ..HttpSettings::default() }
+}
+
+#[test]
+fn e29_a_header_block_over_the_limit_is_answered_in_plain_text() {
+    run_with(small_headers(), NodeLimits::new(0, 0), |world| async move {
+        let block = |bytes: usize| {
+            let frame = "GET /healthz HTTP/1.1\r\nX: \r\n\r\n".len();
+            format!("GET /healthz HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(bytes - frame)).into_bytes()
+        };
+        let mut client = world.connect();
+        client.send(&block(4096)).await;
+        client.answer().await.expect("an answer").expect(200, "{\"status\":\"ok\"}\n");
+        // On a connection that has served before, as on a fresh one, whole or piece by piece, or without an end.
+        client.send(&block(4097)).await;
+        let answer = client.answer().await.expect("an answer");
+        answer.expect(431, TOO_LARGE);
+        assert_eq!(answer.header("content-type"), Some("text/plain; charset=utf-8"));
+        assert_eq!(answer.header("connection"), Some("close"));
+        assert_eq!(client.closed().await, b"");
+        let mut client = world.connect();
+        for piece in block(100_000).chunks(1000) {
+            client.send(piece).await;
+            rt::yield_now().await;
+        }
+        client.answer().await.expect("an answer").expect(431, TOO_LARGE);
+        assert_eq!(client.closed().await, b"");
+        let refused = "narad_http_requests_total{route=\"unmatched\",method=\"other\",status=\"431\"}";
+        assert_eq!(world.metric(refused).await, Some(2.0));
+    });
+}
+
+#[test]
+fn ten_thousand_header_lines_are_refused_without_harm() {
+    run(|world| async move {
+        let lines: String = (0..10_000).map(|i| format!("h{}:\r\n", i % 10)).collect();
+        assert!(lines.len() < 65_536);
+        let mut client = world.connect();
+        client.send(format!("GET /healthz HTTP/1.1\r\n{lines}\r\n").as_bytes()).await;
+        client.answer().await.expect("an answer").expect(431, TOO_LARGE);
+    });
+}
+
+#[test]
+fn what_is_not_http_gets_400_and_is_closed() {
+    run(|world| async move {
+        for junk in
+            ["\0\0\0\0", "GET / HTTP/9.9\r\n\r\n", "GET /a b HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nbad header\r\n\r\n"]
+        {
+            let mut client = world.connect();
+            client.send(junk.as_bytes()).await;
+            client.answer().await.expect("an answer").expect(400, "400 Bad Request\n");
+            assert_eq!(client.closed().await, b"", "{junk:?}");
+        }
+        let mut client = world.connect();
+        client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+        client.closed().await;
+    });
+}
+
+#[test]
+fn e29_deadlines_of_a_connection() {
+    run(|world| async move {
+        let elapsed = |start| (rt::now() - start).as_millis();
+        // Nothing at all, and nothing after an answer.
+        let start = rt::now();
+        let silent = world.connect();
+        assert_eq!(silent.closed().await, b"");
+        assert_eq!(elapsed(start), 60_000);
+        let mut idle = world.connect();
+        rt::sleep(Duration::from_secs(50)).await;
+        idle.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+        let start = rt::now();
+        assert_eq!(idle.closed().await, b"");
+        assert_eq!(elapsed(start), 60_000);
+
+        // A header block has five seconds from its first byte, however it trickles.
+        let mut slow = world.connect();
+        rt::sleep(Duration::from_secs(59)).await;
+        let start = rt::now();
+        for byte in b"GET /" {
+            slow.send(&[*byte]).await;
+            rt::sleep(Duration::from_millis(900)).await;
+        }
+        assert_eq!(slow.closed().await, b"");
+        assert_eq!(elapsed(start), 5_000);
+
+        // A body has ten from the first byte of its request.
+        let mut slow = world.connect();
+        let start = rt::now();
+        slow.send(b"POST /v1/topics/t/produce HTTP/1.1\r\n").await;
+        rt::sleep(Duration::from_secs(4)).await;
+        slow.send(format!("{JSON}Content-Length: 5\r\n\r\n1").as_bytes()).await;
+        assert_eq!(slow.answer().await.map(|answer| answer.status), Some(408));
+        assert_eq!(elapsed(start), 10_000);
+    });
+}
+
+#[test]
+fn requests_follow_each_other_on_one_connection() {
+    run(|world| async move {
+        let mut client = world.connect();
+        let mut pipelined = Vec::new();
+        for i in 0..50 {
+            pipelined.extend(request("POST", "/v1/topics/t/produce", JSON, format!("{i}").as_bytes()));
+        }
+        client.send(&pipelined).await;
+        for _ in 0..50 {
+            client.answer().await.expect("an answer").expect(202, "");
+        }
+        let stored: Vec<Vec<u8>> = world.broker().stored.borrow().iter().map(|s| s.payload.clone()).collect();
+        assert_eq!(stored, (0..50).map(|i| format!("{i}").into_bytes()).collect::<Vec<_>>());
+        // A small body that nobody wanted does not cost the connection.
+        client.ask("POST", "/nowhere", JSON, b"0123456789").await.expect(404, "404 page not found\n");
+        client.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+        client.ask("GET", "/healthz", "Connection: close\r\n", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+        assert_eq!(client.closed().await, b"");
+    });
+}
+
+#[test]
+fn a_client_that_asks_before_sending_is_not_asked_for_a_body_that_is_too_large() {
+    run(|world| async move {
+        let expecting = |bytes: usize| {
+            format!(
+                "POST /v1/topics/t/produce HTTP/1.1\r\n{JSON}Expect: 100-continue\r\nContent-Length: {bytes}\r\n\r\n"
+            )
+        };
+        let mut client = world.connect();
+        client.send(expecting(2 << 20).as_bytes()).await;
+        assert_eq!(client.answer().await.map(|answer| answer.status), Some(413));
+        let mut client = world.connect();
+        client.send(expecting(2).as_bytes()).await;
+        assert_eq!(client.answer().await.map(|answer| answer.status), Some(100));
+        client.send(b"ok").await;
+        assert_eq!(client.answer().await.map(|answer| answer.status), Some(202));
+    });
+}
+
+#[test]
+fn a_graceful_stop_ends_idle_connections_and_lets_the_others_finish() {
+    run(|world| async move {
+        let fresh = world.connect();
+        let mut idle = world.connect();
+        idle.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+        let mut busy = world.connect();
+        busy.send(&request("GET", "/v1/topics/t/consume?wait=3s", "", b"")).await;
+        rt::sleep(Duration::from_secs(1)).await;
+        let start = rt::now();
+        world.ctx.begin_shutdown();
+        assert_eq!(fresh.closed().await, b"");
+        assert_eq!(idle.closed().await, b"");
+        assert_eq!(rt::now() - start, Duration::ZERO);
+        assert_eq!(busy.answer().await.map(|answer| answer.status), Some(204));
+        assert_eq!(busy.closed().await, b"");
+        assert_eq!((rt::now() - start).as_secs(), 2);
+        let late = world.connect();
+        assert_eq!(late.closed().await, b"");
+    });
+}

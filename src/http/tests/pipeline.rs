@@ -1,0 +1,181 @@
+use std::time::Duration;
+
+use super::*;
+use crate::http::{Readiness, Surface};
+
+const GUARD: &str = "{\"error\":\"state-changing requests must send Content-Type: application/json or \
+                     application/octet-stream, or an X-Narad-Client header\"}\n";
+
+#[test]
+fn the_first_failing_check_answers() {
+    run(|world| async move {
+        for (method, target, headers, status, body) in [
+            // The guard comes before route and method, and does not look at GET and DELETE.
+            ("POST", "/v1/topics/t/produce", "", 415, GUARD),
+            ("POST", "/nowhere", "Content-Type: text/plain\r\n", 415, GUARD),
+            ("PUT", "/v1/topics/t", "Content-Type: application/x-www-form-urlencoded\r\n", 415, GUARD),
+            ("PATCH", "/v1/topics/t", "X-Narad-Client: \r\n", 415, GUARD),
+            ("POST", "/v1/topics/t/ack", "Content-Type: application/jsonp\r\n", 415, GUARD),
+            ("POST", "/nowhere", JSON, 404, "404 page not found\n"),
+            ("GET", "/nowhere", "", 404, "404 page not found\n"),
+            ("GET", "/v1/topics/t/", "", 404, "404 page not found\n"),
+            ("GET", "/v1/topics//consume", "", 404, "404 page not found\n"),
+            ("GET", "/v1/topics/%zz/consume", "", 400, "400 Bad Request\n"),
+            ("PUT", "/v1/topics/t", JSON, 405, "Method Not Allowed\n"),
+            ("OPTIONS", "/v1/topics/t/produce", "", 405, "Method Not Allowed\n"),
+            ("BREW", "/v1/topics/t/produce", "", 405, "Method Not Allowed\n"),
+            ("DELETE", "/v1/topics/none", "", 404, "{\"error\":\"topic not found\"}\n"),
+            (
+                "POST",
+                "/v1/topics/t/ack",
+                "content-type: Application/JSON; charset=utf-8\r\n",
+                400,
+                "{\"error\":\"receipt_handle required\"}\n",
+            ),
+            (
+                "POST",
+                "/v1/topics/t/ack",
+                "Content-Type: application/octet-stream\r\n",
+                400,
+                "{\"error\":\"receipt_handle required\"}\n",
+            ),
+            ("POST", "/v1/topics/t/ack", "X-Narad-Client: curl\r\n", 400, "{\"error\":\"receipt_handle required\"}\n"),
+        ] {
+            let answer = world.ask(method, target, headers, b"").await;
+            answer.expect(status, body);
+            if status == 404 && body.starts_with("404") {
+                assert_eq!(answer.header("content-type"), Some("text/plain; charset=utf-8"));
+            }
+        }
+        let answer = world.ask("PUT", "/v1/topics/t", JSON, b"").await;
+        assert_eq!(answer.header("allow"), Some("DELETE, GET, HEAD, PATCH"));
+    });
+}
+
+#[test]
+fn routes_that_are_not_built_answer_501() {
+    run(|world| async move {
+        for (method, target, text) in [
+            ("PATCH", "/v1/topics/t", "altering topics is not available on this node yet"),
+            ("GET", "/v1/topics/t/schema", "schemas are not available on this node yet"),
+            ("POST", "/v1/topics/t/children", "fan-out children are not available on this node yet"),
+            ("GET", "/v1/topics/t/children", "fan-out children are not available on this node yet"),
+            ("DELETE", "/v1/topics/t/children/c", "fan-out children are not available on this node yet"),
+            ("POST", "/v1/topics/t/children/c/pause", "remote children are not available on this node"),
+            ("GET", "/v1/users", "users are not available on this node yet"),
+            ("PUT", "/v1/users/u/password", "users are not available on this node yet"),
+            ("GET", "/v1/cluster/members", "cluster management is not available on this node yet"),
+            ("POST", "/v1/cluster/members/x/forget", "cluster management is not available on this node yet"),
+            ("GET", "/v1/remotes", "remotes are not available on this node"),
+            ("POST", "/v1/cluster/reencrypt-remotes", "remotes are not available on this node"),
+        ] {
+            let answer = world.ask(method, target, JSON, b"").await;
+            answer.expect(501, &format!("{{\"error\":\"{text}\"}}\n"));
+        }
+    });
+}
+
+#[test]
+fn health_and_readiness_are_judged_at_every_probe() {
+    run(|world| async move {
+        world.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+        world.ask("GET", "/readyz", "", b"").await.expect(200, "{\"status\":\"ready\"}\n");
+        let head = world.ask("HEAD", "/readyz", "", b"").await;
+        assert_eq!((head.status, head.header("content-length")), (200, Some("19")));
+        world.broker().readiness.replace(Some(Readiness::Ready(vec!["raft_tls_certificate_expired"])));
+        let degraded = "{\"status\":\"ready\",\"degraded\":[\"raft_tls_certificate_expired\"]}\n";
+        world.ask("GET", "/readyz", "", b"").await.expect(200, degraded);
+        let reason = "metastore: node is not ready: no raft leader known";
+        world.broker().readiness.replace(Some(Readiness::NotReady(reason.to_owned())));
+        world.ask("GET", "/readyz", "", b"").await.expect(503, &format!("{{\"error\":\"{reason}\"}}\n"));
+        world.broker().shutting_down.set(true);
+        world.ask("GET", "/healthz", "", b"").await.expect(503, "{\"error\":\"shutting down\"}\n");
+    });
+}
+
+#[test]
+fn n50_a_probe_listener_serves_probes_only() {
+    let probes = HttpSettings { surface: Surface::Probes, ..HttpSettings::default() };
+    run_with(probes, NodeLimits::new(0, 0), |world| async move {
+        assert_eq!(world.ask("GET", "/metrics", "", b"").await.status, 200);
+        assert_eq!(world.ask("GET", "/healthz", "", b"").await.status, 200);
+        world.ask("GET", "/v1/topics", "", b"").await.expect(404, "404 page not found\n");
+    });
+    let api = HttpSettings { surface: Surface::Api { metrics: false }, ..HttpSettings::default() };
+    run_with(api, NodeLimits::new(0, 0), |world| async move {
+        world.ask("GET", "/metrics", "", b"").await.expect(404, "404 page not found\n");
+    });
+}
+
+#[test]
+fn e25_a_panic_is_contained() {
+    run(|world| async move {
+        world.broker().panics.set(true);
+        let mut client = world.connect();
+        let answer = client.ask("GET", "/v1/topics/t/consume", "", b"").await;
+        answer.expect(500, "{\"error\":\"internal server panic\"}\n");
+        world.broker().panics.set(false);
+        let answer = client.ask("POST", "/v1/topics/t/produce", JSON, b"1").await;
+        answer.expect(202, "");
+        assert_eq!(world.metric("narad_errors_total{component=\"http\",kind=\"panic\"}").await, Some(1.0));
+    });
+}
+
+#[test]
+fn caps_are_counted_per_identity_and_node() {
+    let settings = HttpSettings { consumes_in_flight_max: 10, produces_in_flight_max: 5, ..HttpSettings::default() };
+    run_with(settings, NodeLimits::new(0, 0), |world| async move {
+        let refused = "{\"error\":\"too many in-flight consume requests for this identity (limit 10 per node)\"}\n";
+        let batch = "/v1/topics/t/consume?wait=5s&max=8";
+        let (mut first, mut second, mut third) = (world.connect(), world.connect(), world.connect());
+        first.send(&request("GET", batch, "X-Narad-Client: x\r\n", b"")).await;
+        rt::sleep(Duration::from_millis(1)).await;
+        // A cap comes before the handler looks at anything else, a missing topic included.
+        second.ask("GET", "/v1/topics/none/consume?max=3", "X-Narad-Client: x\r\n", b"").await.expect(429, refused);
+        second.send(&request("GET", "/v1/topics/t/consume?wait=5s", "", b"")).await;
+        rt::sleep(Duration::from_millis(1)).await;
+        third.ask("GET", "/v1/topics/t/consume?max=2", "X-Narad-Client: x\r\n", b"").await.expect(429, refused);
+        assert_eq!(first.answer().await.map(|a| a.status), Some(204));
+        assert_eq!(second.answer().await.map(|a| a.status), Some(204));
+        // A batch above the cap counts as the cap.
+        let alone = third.ask("GET", "/v1/topics/t/consume?max=100", "X-Narad-Client: x\r\n", b"").await;
+        assert_eq!(alone.status, 204);
+
+        let refused = "{\"error\":\"too many in-flight produce requests for this identity (limit 5 per node)\"}\n";
+        world.broker().produce_takes.set(Duration::from_secs(1));
+        first.send(&request("POST", "/v1/topics/t/produce", JSON, b"1")).await;
+        rt::sleep(Duration::from_millis(1)).await;
+        let batch = b"{\"messages\":[{\"payload\":1},{\"payload\":1},{\"payload\":1},{\"payload\":1},{\"payload\":1}]}";
+        second.ask("POST", "/v1/topics/t/produce/batch", JSON, batch).await.expect(429, refused);
+        assert_eq!(first.answer().await.map(|a| a.status), Some(202));
+        second.ask("POST", "/v1/topics/t/produce/batch", JSON, batch).await.expect(202, "{\"accepted\":5}\n");
+    });
+}
+
+#[test]
+fn n45_labels_come_from_closed_sets() {
+    run(|world| async move {
+        for method in ["BREW", "X-1"] {
+            world.ask(method, "/made/up", "", b"").await;
+        }
+        world.ask("POST", "/v1/topics/t/produce", JSON, b"hello").await.expect(202, "");
+        world.ask("HEAD", "/v1/topics/t/consume", "", b"").await;
+        world.ask("GET", "/v1/topics/none/consume?wait=1s", "", b"").await;
+        for (series, value) in [
+            ("narad_http_requests_total{route=\"unmatched\",method=\"other\",status=\"404\"}", 2.0),
+            (
+                "narad_http_requests_total{route=\"POST /v1/topics/{topic}/produce\",method=\"POST\",status=\"202\"}",
+                1.0,
+            ),
+            ("narad_http_requests_total{route=\"GET /v1/topics/{topic}/consume\",method=\"HEAD\",status=\"204\"}", 1.0),
+            ("narad_http_request_bytes_in_total{route=\"POST /v1/topics/{topic}/produce\"}", 5.0),
+            ("narad_consume_empty_total{topic=\"t\"}", 1.0),
+            ("narad_http_requests_in_flight", 1.0),
+        ] {
+            assert_eq!(world.metric(series).await, Some(value), "{series}");
+        }
+        assert_eq!(world.metric("narad_consume_empty_total{topic=\"none\"}").await, None);
+        world.broker().topics.borrow_mut().remove("t");
+        assert_eq!(world.metric("narad_consume_empty_total{topic=\"t\"}").await, None, "the topic is gone");
+    });
+}

@@ -1,0 +1,188 @@
+use narad_shards::api::{MetaReply, PartitionStats};
+
+use super::*;
+
+fn error(text: &str) -> String {
+    format!("{{\"error\":\"{text}\"}}\n")
+}
+
+/// The members that the fake gives every topic, between its number of partitions and its end.
+const SETTINGS: &str = "\"retention_ms\":604800000,\"visibility_timeout_ms\":30000,\
+     \"max_in_flight_per_partition\":1024,\"max_acked_ahead_per_partition\":1024,\"created_at\":1700000000";
+
+#[test]
+fn create_fills_in_defaults_and_shows_no_role() {
+    run(|world| async move {
+        let body = b"{\"name\":\"orders.v1\",\"owner\":\"ignored\",\"partitions\":0,\"retention_ms\":null}";
+        let created = format!("{{\"name\":\"orders.v1\",\"id\":\"0000000000000abc\",\"partitions\":3,{SETTINGS}}}\n");
+        world.ask("POST", "/v1/topics", JSON, body).await.expect(201, &created);
+        let body = b"{\"name\":\"a\",\"partitions\":108,\"retention_ms\":0,\"visibility_timeout_ms\":1,\
+                      \"max_in_flight_per_partition\":2,\"max_acked_ahead_per_partition\":3}";
+        let created = "{\"name\":\"a\",\"id\":\"0000000000000abc\",\"partitions\":108,\"retention_ms\":0,\
+                       \"visibility_timeout_ms\":1,\"max_in_flight_per_partition\":2,\
+                       \"max_acked_ahead_per_partition\":3,\"created_at\":1700000000}\n";
+        world.ask("POST", "/v1/topics", JSON, body).await.expect(201, created);
+    });
+}
+
+#[test]
+fn refusals_of_a_create() {
+    run(|world| async move {
+        let name = "invalid topic name: want 1 to 200 characters from A-Z a-z 0-9 . _ - and neither . nor ..";
+        let long = format!("{{\"name\":\"{}\"}}", "n".repeat(201));
+        let large = format!("{{\"name\":\"{}\"}}", "n".repeat(1 << 20));
+        let retention = "retention_ms must be 0 (forever) or at least 3600000";
+        for (body, status, text) in [
+            ("", 400, "invalid json: EOF while parsing a value"),
+            ("{}", 400, "name required"),
+            ("{\"name\":\"\"}", 400, "name required"),
+            ("{\"name\":\"a b\"}", 400, name),
+            ("{\"name\":\"..\"}", 400, name),
+            ("{\"name\":\"\u{e9}\"}", 400, name),
+            (&long, 400, name),
+            (&large, 413, "request body too large"),
+            ("{\"name\":\"a\",\"Partitions\":3}", 400, "invalid json: json: unknown field \\\"Partitions\\\""),
+            ("{\"name\":\"a\"} {", 400, "invalid json: more than one value in the body"),
+            ("{\"name\":7}", 400, "invalid json: invalid type: integer `7`, expected a string"),
+            ("{\"name\":\"a\",\"partitions\":2}", 400, "partitions must be between 3 and 108"),
+            ("{\"name\":\"a\",\"partitions\":109}", 400, "partitions must be between 3 and 108"),
+            ("{\"name\":\"a\",\"partitions\":-3}", 400, "partitions must not be negative"),
+            ("{\"name\":\"a\",\"retention_ms\":3599999}", 400, retention),
+            ("{\"name\":\"a\",\"retention_ms\":-1}", 400, "retention_ms must not be negative"),
+            ("{\"name\":\"a\",\"visibility_timeout_ms\":-1}", 400, "visibility_timeout_ms must not be negative"),
+            (
+                "{\"name\":\"a\",\"max_in_flight_per_partition\":-1}",
+                400,
+                "max_in_flight_per_partition must not be negative",
+            ),
+            ("{\"name\":\"a\",\"fanout_delay_ms\":1}", 400, "fanout_delay_ms needs a parent"),
+            (
+                "{\"name\":\"a\",\"parent\":\"p\",\"fanout_delay_ms\":31536000001}",
+                400,
+                "fanout_delay_ms must be at most 31536000000",
+            ),
+            ("{\"name\":\"a\",\"parent\":\"a\"}", 400, "a topic cannot be its own parent"),
+            ("{\"name\":\"a\",\"schema\":null}", 400, "schema must be a JSON object or true"),
+            ("{\"name\":\"a\",\"schema\":[]}", 400, "schema must be a JSON object or true"),
+            ("{\"name\":\"a\",\"schema\":{\"type\":\"object\"}}", 501, "schemas are not available on this node yet"),
+            ("{\"name\":\"a\",\"parent\":\"t\"}", 501, "fan-out children are not available on this node yet"),
+        ] {
+            world.ask("POST", "/v1/topics", JSON, body.as_bytes()).await.expect(status, &error(text));
+        }
+        assert!(world.broker().changes.borrow().is_empty());
+
+        for (reply, status, text, retry) in [
+            (MetaReply::Exists, 409, "topic \\\"a\\\" already exists", None),
+            (
+                MetaReply::CaseCollision { existing: "A".to_owned() },
+                409,
+                "topic name \\\"a\\\" differs only in letter case from existing topic \\\"A\\\"",
+                None,
+            ),
+            (MetaReply::Unavailable("x".to_owned()), 503, "control plane temporarily unavailable", Some("1")),
+            (MetaReply::NotGone, 500, "create topic failed", None),
+        ] {
+            world.broker().change_replies.borrow_mut().push_back(reply);
+            let answer = world.ask("POST", "/v1/topics", JSON, b"{\"name\":\"a\"}").await;
+            answer.expect(status, &error(text));
+            assert_eq!(answer.header("retry-after"), retry);
+        }
+    });
+}
+
+#[test]
+fn listing_pages_in_name_order() {
+    run(|world| async move {
+        world.broker().add_topic("a", 3);
+        world.broker().add_topic("b", 3);
+        let topic = |name: &str| {
+            format!("{{\"name\":\"{name}\",\"id\":\"0000000000000abc\",\"partitions\":3,{SETTINGS},\"role\":\"standalone\"}}")
+        };
+        let page = |token: &str, names: &[&str]| {
+            let topics: Vec<String> = names.iter().map(|name| topic(name)).collect();
+            format!("{{\"next_page_token\":\"{token}\",\"topics\":[{}]}}\n", topics.join(","))
+        };
+        for (query, expected) in [
+            ("", page("", &["a", "b", "t"])),
+            ("?limit=3", page("", &["a", "b", "t"])),
+            ("?limit=2", page("b", &["a", "b"])),
+            ("?limit=2&page_token=b", page("", &["t"])),
+            ("?page_token=a%20&limit=99999999999", page("", &["b", "t"])),
+            ("?page_token=zz", page("", &[])),
+        ] {
+            world.ask("GET", &format!("/v1/topics{query}"), "", b"").await.expect(200, &expected);
+        }
+        for limit in ["0", "-1", "x", "1.5"] {
+            assert_eq!(world.ask("GET", &format!("/v1/topics?limit={limit}"), "", b"").await.status, 400, "{limit}");
+        }
+    });
+}
+
+#[test]
+fn details_show_placeholders_for_owners_that_do_not_answer() {
+    run(|world| async move {
+        let stats = |index| PartitionStats {
+            index,
+            segments: 1,
+            oldest_offset: 2,
+            next_offset: 9,
+            high_watermark: 8,
+            size_bytes: 4096,
+            oldest_segment_at: (index == 0).then_some(1_700_000_000),
+            ..PartitionStats::default()
+        };
+        let head = format!(
+            "{{\"name\":\"t\",\"id\":\"0000000000000abc\",\"partitions\":3,{SETTINGS},\"role\":\"standalone\",\
+             \"schema_version\":0,\"partition_stats\":["
+        );
+        let known = |index: u32| {
+            let oldest = if index == 0 { "\"oldest_segment_at\":1700000000," } else { "" };
+            format!(
+                "{{\"index\":{index},\"segments\":1,\"oldest_offset\":2,\"next_offset\":9,\"high_watermark\":8,\
+                 \"size_bytes\":4096,{oldest}\"owner_node\":\"node-1\",\"status\":\"ok\"}}"
+            )
+        };
+        let unknown = |index: u32| {
+            format!(
+                "{{\"index\":{index},\"segments\":0,\"oldest_offset\":0,\"next_offset\":0,\"high_watermark\":0,\
+                 \"size_bytes\":0,\"owner_node\":\"node-1\",\"status\":\"owner_unavailable\",\
+                 \"owner_liveness\":\"unreachable\"}}"
+            )
+        };
+        world.broker().stats.replace(Some(vec![stats(2), stats(0), stats(1)]));
+        let all = format!("{head}{},{},{}]}}\n", known(0), known(1), known(2));
+        world.ask("GET", "/v1/topics/t", "", b"").await.expect(200, &all);
+        world.ask("GET", "/v1/topics/t?partition=1", "", b"").await.expect(200, &format!("{head}{}]}}\n", known(1)));
+        world.broker().stats.replace(Some(vec![stats(1)]));
+        let some = format!("{head}{},{},{}],\"partial\":true}}\n", unknown(0), known(1), unknown(2));
+        world.ask("GET", "/v1/topics/t", "", b"").await.expect(200, &some);
+        world.broker().stats.replace(None);
+        let start = rt::now();
+        let none = format!("{head}{}],\"partial\":true}}\n", unknown(2));
+        world.ask("GET", "/v1/topics/t?partition=2", "", b"").await.expect(200, &none);
+        assert_eq!((rt::now() - start).as_secs(), 2);
+        let range = error("invalid argument: partition out of range");
+        world.ask("GET", "/v1/topics/t?partition=3", "", b"").await.expect(400, &range);
+        world.ask("GET", "/v1/topics/none", "", b"").await.expect(404, &error("topic not found"));
+    });
+}
+
+#[test]
+fn delete_reads_a_recreated_topic_again_once() {
+    run(|world| async move {
+        let path = "/v1/topics/t";
+        world.ask("DELETE", path, "", b"").await.expect(204, "");
+        world.broker().change_replies.borrow_mut().extend([MetaReply::Changed, MetaReply::Deleted]);
+        world.ask("DELETE", "/v1/topics/t?force=true", "", b"").await.expect(204, "");
+        world.broker().change_replies.borrow_mut().extend([MetaReply::Changed, MetaReply::Changed]);
+        world.ask("DELETE", path, "", b"").await.expect(409, &error("topic changed since it was read"));
+        world.broker().change_replies.borrow_mut().push_back(MetaReply::NotFound);
+        world.ask("DELETE", path, "", b"").await.expect(404, &error("topic not found"));
+        world.broker().change_replies.borrow_mut().push_back(MetaReply::Unavailable("x".to_owned()));
+        world.ask("DELETE", path, "", b"").await.expect(503, &error("control plane temporarily unavailable"));
+        let force = error("query parameter force must be true or false");
+        world.ask("DELETE", "/v1/topics/t?force=1", "", b"").await.expect(400, &force);
+        world.ask("DELETE", "/v1/topics/none", "", b"").await.expect(404, &error("topic not found"));
+        assert_eq!(world.broker().changes.borrow().len(), 7);
+    });
+}

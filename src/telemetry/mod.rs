@@ -1,0 +1,16 @@
+//! What the node tells of itself: log lines and metrics.
+//!
+//! Counters live where they are counted, one writer each; this module has the cells they are made of, the text format,
+//! and the rendering of what shards and process report. Each series is rendered in one place only.
+
+mod counter;
+mod exposition;
+mod logging;
+mod process;
+mod shards;
+
+pub use counter::{Counter, DurationHistogram};
+pub use exposition::{Exposition, Kind};
+pub use logging::{install_logging, LogFormat, LogLevel};
+pub use process::render_process;
+pub use shards::render_shards;

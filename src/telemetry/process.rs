@@ -1,0 +1,62 @@
+//! `process_*` series, from procfs. Read off the shards: files block.
+
+use std::fs;
+
+use super::exposition::{Exposition, Kind};
+
+/// Appends what the kernel says of this process; what it does not say is left out.
+pub fn render_process(page: &mut Exposition) {
+    // Fields behind the command name, which may hold blanks and parentheses: state is the first.
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split_ascii_whitespace().collect();
+    let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
+    // The unit in which procfs reports times; fixed in the kernel's interface on all platforms that we run on.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    if let (Some(user), Some(system)) = (number(11), number(12)) {
+        let seconds = (user + system) as f64 / TICKS_PER_SECOND;
+        page.single("process_cpu_seconds_total", Kind::Counter, "User and system CPU time spent.", seconds);
+    }
+    if let Some(threads) = number(17) {
+        page.single("process_threads", Kind::Gauge, "Threads of the process.", threads);
+    }
+    if let (Some(ticks), Some(boot)) = (number(19), boot_time_seconds()) {
+        let started = boot as f64 + ticks as f64 / TICKS_PER_SECOND;
+        page.single("process_start_time_seconds", Kind::Gauge, "Start time, Unix seconds.", started);
+    }
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    for (field, name, help) in [
+        ("VmRSS:", "process_resident_memory_bytes", "Resident memory."),
+        ("VmSize:", "process_virtual_memory_bytes", "Virtual memory."),
+    ] {
+        let line = status.lines().find_map(|line| line.strip_prefix(field));
+        let kib = line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
+        if let Some(kib) = kib {
+            page.single(name, Kind::Gauge, help, kib * 1024);
+        }
+    }
+    if let Ok(descriptors) = fs::read_dir("/proc/self/fd") {
+        page.single("process_open_fds", Kind::Gauge, "Open file descriptors.", descriptors.count());
+    }
+}
+
+fn boot_time_seconds() -> Option<u64> {
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_knows_itself() {
+        let mut page = Exposition::new();
+        render_process(&mut page);
+        let text = page.finish();
+        for name in ["process_cpu_seconds_total", "process_start_time_seconds", "process_resident_memory_bytes"] {
+            let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).expect(name);
+            let value: f64 = line.split(' ').nth(1).expect("a value").parse().expect("a number");
+            assert!(value >= 0.0 && (value > 0.0 || name.contains("cpu")), "{line}");
+        }
+    }
+}
