@@ -20,6 +20,8 @@ pub struct ShardMetrics {
     pub queue: crate::queue::QueueMetrics,
     pub partitions: BTreeMap<Destination, PartitionMetrics>,
     pub runtime: RuntimeMetrics,
+    /// Microseconds of each kernel entry that submitted and did not wait (E30).
+    pub enter_us: Option<Histogram>,
 }
 
 /// What happened to one partition since the process started.

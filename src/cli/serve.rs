@@ -7,6 +7,7 @@ use argh::FromArgs;
 
 use crate::config::{self, Sources};
 use crate::node;
+use crate::telemetry;
 
 use super::Failure;
 
@@ -138,6 +139,7 @@ pub fn server(server: Server) -> Result<(), Failure> {
 fn start(sources: Sources) -> Result<(), Failure> {
     let config = config::load(&sources).map_err(|error| Failure::Request(error.to_string()))?;
     let dev = config.dev;
+    telemetry::install_logging(config.log.level, config.log.format).map_err(Failure::Request)?;
     let mut say = |text: String| drop(writeln!(io::stderr(), "narad: {text}"));
     let prepared = node::prepare(config, &mut say).map_err(|refusal| Failure::Request(refusal.line()))?;
     if dev {

@@ -15,6 +15,7 @@ use narad_shards::api::{
 use narad_shards::meta::{Address, ShardId, TopicMeta};
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::{Carrier, Reply, Request, Take};
+use narad_shards::queue::Consumer;
 use narad_shards::shard::Shard;
 
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
@@ -56,8 +57,16 @@ async fn metrics_of(state: &NodeState, carrier: &dyn Carrier) -> Vec<ShardMetric
 
 /// One shard's broker.
 pub struct ShardBroker {
-    pub shard: Shard,
-    pub state: Arc<NodeState>,
+    shard: Shard,
+    consumer: Consumer,
+    state: Arc<NodeState>,
+}
+
+impl ShardBroker {
+    pub fn new(shard: Shard, state: Arc<NodeState>) -> ShardBroker {
+        let consumer = Consumer::new(shard.queues().clone());
+        ShardBroker { shard, consumer, state }
+    }
 }
 
 impl Broker for ShardBroker {
@@ -84,19 +93,15 @@ impl Broker for ShardBroker {
         take: Take,
         wait: Duration,
     ) -> Result<Vec<Delivery>, ConsumeError> {
-        self.shard.consume(topic, partition, take, wait).await
+        self.consumer.consume(topic, partition, take, wait).await
     }
 
-    async fn settle<'a>(
-        &'a self,
-        topic: &'a str,
-        settles: Vec<Settle>,
-    ) -> Result<Vec<SettleStatus>, TopicNotFound> {
-        self.shard.settle(topic, settles).await.ok_or(TopicNotFound)
+    async fn settle<'a>(&'a self, topic: &'a str, settles: Vec<Settle>) -> Result<Vec<SettleStatus>, TopicNotFound> {
+        self.consumer.settle(topic, settles).await.ok_or(TopicNotFound)
     }
 
     async fn read_at<'a>(&'a self, topic: &'a str, partition: u32, offset: u64) -> Result<ReadAt, ConsumeError> {
-        self.shard.read_at(topic, partition, offset).await
+        self.consumer.read_at(topic, partition, offset).await
     }
 
     fn topic(&self, name: &str) -> Option<Arc<TopicMeta>> {
@@ -165,11 +170,7 @@ impl Broker for ProbeBroker {
         Err(ConsumeError::TopicNotFound)
     }
 
-    async fn settle<'a>(
-        &'a self,
-        _topic: &'a str,
-        _settles: Vec<Settle>,
-    ) -> Result<Vec<SettleStatus>, TopicNotFound> {
+    async fn settle<'a>(&'a self, _topic: &'a str, _settles: Vec<Settle>) -> Result<Vec<SettleStatus>, TopicNotFound> {
         Err(TopicNotFound)
     }
 

@@ -75,8 +75,9 @@ impl Install for InstallOnShards {
         Box::pin(async move {
             let Some(carrier) = carrier else { return };
             // All are told before any answer is awaited: the slowest shard decides, not the sum.
-            let told: Vec<_> =
-                (0..shards).map(|shard| carrier.call(Address::local(shard), Request::InstallSnapshot(snapshot.clone()))).collect();
+            let told: Vec<_> = (0..shards)
+                .map(|shard| carrier.call(Address::local(shard), Request::InstallSnapshot(snapshot.clone())))
+                .collect();
             for answer in told {
                 let _ = answer.await; // a shard that is gone takes the process with it (E25)
             }
@@ -165,7 +166,6 @@ async fn first_of<A, B>(
     first: impl std::future::Future<Output = A>,
     second: impl std::future::Future<Output = B>,
 ) -> Result<A, B> {
-    use std::future::Future;
     use std::task::Poll;
     let mut first = std::pin::pin!(first);
     let mut second = std::pin::pin!(second);

@@ -5,7 +5,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,6 +14,13 @@ use super::Refusal;
 
 pub struct DataLock {
     file: File,
+}
+
+impl DataLock {
+    /// Another descriptor of the same lock, for a shard's ring to hold: the lock lives until the last one is closed.
+    pub fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.file.as_fd().try_clone_to_owned()
+    }
 }
 
 impl AsFd for DataLock {

@@ -2,13 +2,19 @@
 //! as it was: CPUs are read before any thread is pinned, the machine is checked before the first executor, the lock is
 //! taken before anything is read, ids are written last. [`run`] starts threads on what it returns.
 
+mod broker;
 mod cgroup;
+mod control_thread;
 mod data_dir;
 mod filesystem;
 mod lock;
 mod machine;
 mod placement;
 mod ports;
+mod run;
+mod serving;
+mod shard_thread;
+mod socket;
 
 #[cfg(test)]
 mod tests;
@@ -28,6 +34,7 @@ pub use filesystem::FileSystem;
 pub use lock::{DataLock, Patience};
 pub use machine::ProcessLimits;
 pub use placement::{CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
+pub use run::run;
 
 /// Why the node does not start: cause and remedy, one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -192,13 +199,4 @@ impl Prepared {
             tracing::warn!("{warning}");
         }
     }
-}
-
-/// Serves until the process is told to stop. `Err` is one line: what ended the node.
-pub fn run(prepared: Prepared) -> Result<(), String> {
-    prepared.log_start();
-    Err(format!(
-        "this build checks the machine and opens {}, but has no shards to run on it yet",
-        prepared.data.root.display()
-    ))
 }

@@ -94,13 +94,12 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     prepared.log_start();
     let shards = prepared.shards();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|error| format!("cannot catch signals: {error}"))?;
-    let Prepared { config, data, lock, identity, cpus, memory, file_system, ingress, metastore, snapshot, .. } = prepared;
+    let Prepared { config, data, lock, identity, cpus, memory, file_system, ingress, metastore, snapshot, .. } =
+        prepared;
     let http_metrics: Arc<[Arc<HttpMetrics>]> = (0..=shards).map(|_| Arc::new(HttpMetrics::default())).collect();
     let http = &config.http;
-    let limits = NodeLimits::new(
-        u32::try_from(http.max_connections).unwrap_or(u32::MAX),
-        http.max_batch_body_bytes_in_flight,
-    );
+    let limits =
+        NodeLimits::new(u32::try_from(http.max_connections).unwrap_or(u32::MAX), http.max_batch_body_bytes_in_flight);
     let common = Arc::new(Common {
         state: Arc::new(NodeState { shards, ..NodeState::default() }),
         node_id: identity.node_id.clone(),
@@ -124,13 +123,19 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         let mut options = Options::new(&format!("shard {id}"));
         options.cpu = cpu.map(|cpu| cpu as usize);
         options.spin = Duration::from_micros(cpus.spin_us);
-        let held: OwnedFd = lock.duplicate().map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;
+        let held: OwnedFd =
+            lock.duplicate().map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;
         let plan = ShardPlan {
             id,
             store_id: identity.store_id,
             memory_bytes: usize::try_from(memory.per_shard_bytes).unwrap_or(usize::MAX),
             // A directory n without a shard n goes to shard n mod shards (design §2).
-            adopt: ingress.numbers.iter().copied().filter(|n| *n >= u32::from(shards) && n % u32::from(shards) == u32::from(id)).collect(),
+            adopt: ingress
+                .numbers
+                .iter()
+                .filter(|n| **n >= shards && **n % shards == id)
+                .map(|n| u32::from(*n))
+                .collect(),
             snapshot: snapshot.clone(),
             lock: held,
         };
@@ -142,7 +147,9 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     options.cpu = cpus.control.map(|cpu| cpu as usize);
     let plan = ControlPlan { metastore, stopping };
     let for_control = common.clone();
-    spawn("narad-control".to_owned(), &ended, move || control_thread::run(for_control, plan, control_endpoint, options))?;
+    spawn("narad-control".to_owned(), &ended, move || {
+        control_thread::run(for_control, plan, control_endpoint, options)
+    })?;
     threads += 1;
 
     let handle = signals.handle();

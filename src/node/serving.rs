@@ -99,7 +99,6 @@ async fn either<T>(
     first: impl std::future::Future<Output = T>,
     second: impl std::future::Future<Output = ()>,
 ) -> Option<T> {
-    use std::future::Future;
     let mut first = std::pin::pin!(first);
     let mut second = std::pin::pin!(second);
     std::future::poll_fn(move |cx| {

@@ -1,7 +1,7 @@
 //! One shard's thread: its ring, its disk, its shard, its listener.
 
 use std::cell::{OnceCell, RefCell};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Slot {
             Request::Metrics => {
                 let mut metrics = shard.metrics().await;
                 metrics.runtime = handle.metrics();
-                metrics.enter_us = handle.submit_micros();
+                metrics.enter_us = Some(handle.submit_micros());
                 Reply::Metrics(Box::new(metrics))
             }
             Request::Shutdown => {
@@ -93,7 +93,7 @@ pub fn run(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, options: Op
 
 async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: RingHandle) -> Result<(), String> {
     let id = plan.id;
-    handle.hold_lock(&plan.lock).map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;
+    handle.hold_lock(plan.lock.as_fd()).map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;
     let disk = handle.disk(&common.data_root, common.direct).map_err(|error| error.to_string())?;
     let slot: Rc<Slot> = Rc::default();
     let handler: Handler = {
@@ -126,7 +126,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     links.call(Address::CONTROL, Request::Opened).await.map_err(|lost| format!("the control thread: {}", lost.0))?;
     shard.start();
     let context = HttpContext::new(
-        ShardBroker { shard, state: common.state.clone() },
+        ShardBroker::new(shard, common.state.clone()),
         common.http_settings(Surface::Api { metrics: common.metrics_addr.is_none() }),
         common.topic_defaults(),
         common.node_id.clone(),

@@ -4,7 +4,6 @@
 //! call sites.
 
 use std::fmt::{self, Write as _};
-use std::str::FromStr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing::field::{Field, Visit};
@@ -14,45 +13,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
-/// `log.level`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogLevel {
-    Debug,
-    Info,
-    Warn,
-    Error,
-}
-
-/// `log.format`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogFormat {
-    Json,
-    Text,
-}
-
-impl FromStr for LogLevel {
-    type Err = String;
-    fn from_str(text: &str) -> Result<LogLevel, String> {
-        match text {
-            "debug" => Ok(LogLevel::Debug),
-            "info" => Ok(LogLevel::Info),
-            "warn" => Ok(LogLevel::Warn),
-            "error" => Ok(LogLevel::Error),
-            other => Err(format!("log.level must be debug, info, warn or error, not {other:?}")),
-        }
-    }
-}
-
-impl FromStr for LogFormat {
-    type Err = String;
-    fn from_str(text: &str) -> Result<LogFormat, String> {
-        match text {
-            "json" => Ok(LogFormat::Json),
-            "text" => Ok(LogFormat::Text),
-            other => Err(format!("log.format must be json or text, not {other:?}")),
-        }
-    }
-}
+use crate::config::{LogFormat, LogLevel};
 
 /// Sends every event of the process from `level` up to standard error. Once per process; a second call is an error.
 pub fn install_logging(level: LogLevel, format: LogFormat) -> Result<(), String> {
@@ -259,9 +220,4 @@ mod tests {
         }
     }
 
-    #[test]
-    fn levels_and_formats_are_named_as_in_the_settings() {
-        assert_eq!(("warn".parse(), "text".parse()), (Ok(LogLevel::Warn), Ok(LogFormat::Text)));
-        assert!("WARN".parse::<LogLevel>().is_err() && "".parse::<LogFormat>().is_err());
-    }
 }

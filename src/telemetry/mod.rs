@@ -11,6 +11,6 @@ mod shards;
 
 pub use counter::{Counter, DurationHistogram};
 pub use exposition::{Exposition, Kind};
-pub use logging::{install_logging, LogFormat, LogLevel};
+pub use logging::install_logging;
 pub use process::render_process;
 pub use shards::render_shards;

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 pub use buf::{AlignedBuf, ChunkPool, Slice, ALIGNMENT};
+pub use ring::{Listener, Stream};
 
 /// How a file is opened. Files are created with mode 0600, directories with 0700 (storage S2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -222,6 +222,12 @@ impl ShardQueues {
     /// Answers everybody who waits, then makes all positions exact and durable (D18). Requests must have been
     /// answered before: an ack that comes later settles in memory alone.
     pub async fn shutdown(&self) -> std::io::Result<()> {
+        self.release_waiters();
+        self.committer.close_all().await
+    }
+
+    /// Answers everybody who waits, and whoever would wait from now on: a stop does not sit out long polls.
+    pub fn release_waiters(&self) {
         self.stopping.set(true);
         let homes: Vec<Home> = self.homes.borrow().values().cloned().collect();
         for home in homes {
@@ -231,7 +237,6 @@ impl ShardQueues {
         for partition in self.all_partitions() {
             answer_all(partition.drain_pinned(), Ok(()));
         }
-        self.committer.close_all().await
     }
 
     fn all_partitions(&self) -> Vec<Rc<PartitionQueue>> {

@@ -23,7 +23,7 @@ use rand_chacha::ChaCha20Rng;
 
 use super::ring_task::{Local, Shared, TaskWaker, LOCAL};
 use super::{Inbox, Instant, LocalFuture, Queue, Runtime, TimerId};
-use crate::io::ring::{DirectoryLock, Listener, Ring, RingDisk, RingSizes};
+use crate::io::ring::{Listener, Ring, RingDisk, RingSizes};
 use crate::io::{ChunkPool, Disk};
 use crate::metrics::{Histogram, RuntimeMetrics};
 use crate::spsc::Doorbell;
@@ -87,7 +87,7 @@ impl RingHandle {
     }
 
     /// Has the kernel hold the data directory's lock until this ring's last write has landed (E12).
-    pub fn hold_lock(&self, lock: &DirectoryLock) -> io::Result<()> {
+    pub fn hold_lock(&self, lock: std::os::fd::BorrowedFd<'_>) -> io::Result<()> {
         self.runtime.ring.hold(lock)
     }
 

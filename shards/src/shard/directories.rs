@@ -33,7 +33,8 @@ impl DirectoryKeeper {
 
 /// The shard that looks after the directory of a topic name, whatever its incarnation.
 fn keeper_of(name: &str, shards: ShardId) -> ShardId {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
+    let hash =
+        name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
     ((hash >> 32) % u64::from(shards.max(1))) as ShardId
 }
 
@@ -43,7 +44,11 @@ impl Inner {
     }
 
     /// Makes sure, once per incarnation, that the topic's directory exists durably and carries its mark.
-    pub(super) async fn ensure_directory(self: &Rc<Self>, topic: &Arc<str>, incarnation: Incarnation) -> Result<(), String> {
+    pub(super) async fn ensure_directory(
+        self: &Rc<Self>,
+        topic: &Arc<str>,
+        incarnation: Incarnation,
+    ) -> Result<(), String> {
         if self.directories.prepared.borrow().contains(&incarnation) {
             return Ok(());
         }
@@ -65,10 +70,17 @@ impl Inner {
 
     /// On the keeper. Only the incarnation that is live by this shard's own snapshot is ever prepared: snapshots
     /// only go forward here, so an older one can never push a newer one's directory aside.
-    pub(super) async fn prepare_directory(self: &Rc<Self>, topic: &Arc<str>, incarnation: Incarnation) -> Result<(), String> {
+    pub(super) async fn prepare_directory(
+        self: &Rc<Self>,
+        topic: &Arc<str>,
+        incarnation: Incarnation,
+    ) -> Result<(), String> {
         let _name = self.directories.by_name.of(topic).enter().await;
         if self.snapshot.borrow().topic(topic).map(|live| live.incarnation) != Some(incarnation) {
-            return Err(format!("incarnation {incarnation} of topic {topic} is not the live one on shard {}", self.options.id));
+            return Err(format!(
+                "incarnation {incarnation} of topic {topic} is not the live one on shard {}",
+                self.options.id
+            ));
         }
         let retire = RetireEverywhere(self.clone());
         self.directories.topics.prepare(topic, incarnation, &retire).await.map_err(|error| error.to_string())
@@ -142,7 +154,9 @@ impl Inner {
                     continue;
                 }
                 let (incarnation, live) = match entry.kind {
-                    TopicKind::Marked(incarnation) => (incarnation, inner.snapshot.borrow().topic_of(incarnation).is_some()),
+                    TopicKind::Marked(incarnation) => {
+                        (incarnation, inner.snapshot.borrow().topic_of(incarnation).is_some())
+                    }
                     TopicKind::Stale(incarnation) => (incarnation, false),
                     TopicKind::Unmarked => {
                         tracing::warn!(topic = %entry.topic,

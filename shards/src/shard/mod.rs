@@ -78,7 +78,6 @@ struct Inner {
     partitions: Partitions,
     directories: DirectoryKeeper,
     queues: OnceCell<Rc<ShardQueues>>,
-    committer: Rc<Committer>,
     reserve: DiskReserve,
     /// Produce is refused: the node is stopping.
     draining: Cell<bool>,
@@ -124,7 +123,6 @@ impl Shard {
             partitions: Partitions::new(LogShared::new(options.memory_bytes / 4)),
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
-            committer: committer.clone(),
             reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
             draining: Cell::new(false),
             quiesced: Cell::new(false),
@@ -240,9 +238,12 @@ impl Inner {
         let me = self.me.clone();
         self.wal.on_latched(Box::new(move |cause| {
             let Some(inner) = me.upgrade() else { return };
-            tracing::error!(shard = inner.options.id, cause,
+            tracing::error!(
+                shard = inner.options.id,
+                cause,
                 "ingress WAL failed: every produce of this node is refused until it is restarted. Free or replace the \
-                 disk, then restart; everything answered 202 is kept");
+                 disk, then restart; everything answered 202 is kept"
+            );
             for sibling in inner.siblings() {
                 inner.carrier.send(sibling, Request::Latch { cause: cause.to_owned() });
             }
@@ -252,7 +253,7 @@ impl Inner {
     fn dispatcher_for(&self, wal: Wal) -> Dispatcher {
         let environment = Rc::new(DispatchSide(self.strong()));
         // What a dispatcher holds lies in the WAL's staging memory: half of it, the rest is for accepting (E20).
-        let limits = Limits::new(self.options.memory_bytes / 8);
+        let limits = Limits { held_bytes_max: self.options.memory_bytes / 8, ..Limits::default() };
         Dispatcher::start(Rc::new(wal), environment, limits)
     }
 

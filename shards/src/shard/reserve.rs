@@ -48,8 +48,10 @@ impl DiskReserve {
         if room != state.room.replace(room) {
             match room {
                 true => tracing::info!("free disk space is above the reserve again: produce is taken"),
-                false => tracing::warn!(reserve_bytes = state.reserve_bytes,
-                    "free disk space is under the reserve: produce answers 503. Free space or delete topics"),
+                false => tracing::warn!(
+                    reserve_bytes = state.reserve_bytes,
+                    "free disk space is under the reserve: produce answers 503. Free space or delete topics"
+                ),
             }
         }
         state.sampled.set(rt::now());

@@ -3,14 +3,11 @@
 //! What has no opcode (listing, removing a tree, free space) runs on the blocking pool.
 
 use std::ffi::CString;
-use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
 
 use io_uring::{opcode, types};
 
@@ -305,54 +302,10 @@ impl RingFile {
     }
 }
 
-/// The lock on a data directory, held by this process alone while it lives (E12).
-#[derive(Debug)]
-pub struct DirectoryLock {
-    descriptor: OwnedFd,
-}
-
-/// Takes the lock by `flock` on `<root>/LOCK`. Retries for 10 s: after a kill the kernel holds the old one until the
-/// last write in flight has landed. `told` is called once, after 250 ms, with what the wait is for. Blocks the
-/// calling thread; for the start-up, before any shard runs.
-pub fn lock_data_directory(root: &Path, told: impl FnOnce(&str)) -> io::Result<DirectoryLock> {
-    let path = root.join("LOCK");
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(FILE_MODE)
-        .custom_flags(libc::O_CLOEXEC)
-        .open(&path)
-        .map_err(|error| failed("cannot open", &path, error))?;
-    let start = std::time::Instant::now();
-    let mut told = Some(told);
-    loop {
-        // SAFETY: plain system call on a descriptor that we own.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-            return Ok(DirectoryLock { descriptor: file.into() });
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::WouldBlock {
-            return Err(failed("cannot lock", &path, error));
-        }
-        let waited = start.elapsed();
-        if waited > Duration::from_secs(10) {
-            let text = format!("{} is locked: another broker uses this data directory", path.display());
-            return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
-        }
-        if waited > Duration::from_millis(250) {
-            if let Some(told) = told.take() {
-                told("the data directory is locked: by another broker, or by writes of a killed one still under way");
-            }
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 impl Ring {
     /// Registers the lock's descriptor, so that the kernel holds the lock until the last write of this ring has
     /// landed, also after a kill (E12).
-    pub(crate) fn hold(&self, lock: &DirectoryLock) -> io::Result<()> {
-        self.with_uring(|uring| uring.submitter().register_files(&[lock.descriptor.as_raw_fd()]))
+    pub(crate) fn hold(&self, lock: BorrowedFd<'_>) -> io::Result<()> {
+        self.with_uring(|uring| uring.submitter().register_files(&[lock.as_raw_fd()]))
     }
 }

@@ -26,7 +26,7 @@ use io_uring::{cqueue, opcode, squeue, types, IoUring};
 use crate::metrics::{histogram, Histogram, RuntimeMetrics};
 use crate::spsc::Doorbell;
 
-pub use disk::{lock_data_directory, DirectoryLock, RingDisk, RingFile};
+pub use disk::{RingDisk, RingFile};
 pub use net::{Listener, Stream};
 pub(crate) use slots::{Class, Completion, Keep, Memory, OpId};
 
