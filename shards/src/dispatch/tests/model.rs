@@ -35,8 +35,8 @@ struct World {
     core: Core,
     now: Instant,
     version: u64,
-    /// Every id ever given out, and the name it was for.
-    ids: BTreeMap<u64, &'static str>,
+    /// Every id ever given out, the name it was for and its partitions.
+    ids: BTreeMap<u64, (&'static str, u32)>,
     /// What is so, and what the core's node knows of it.
     truth: Topics,
     known: Topics,
@@ -101,11 +101,12 @@ impl World {
 
     fn append(&mut self) {
         let name = NAMES[self.rng.below(NAMES.len() as u64) as usize];
-        let Some((mut id, partitions, _)) = self.known.0.get(name).cloned() else { return };
+        let Some((mut id, mut partitions, _)) = self.known.0.get(name).cloned() else { return };
         if !self.calm && self.rng.chance(1, 20) {
             // Another view of the metadata was older.
-            let former: Vec<u64> = self.ids.iter().filter(|(_, of)| **of == name).map(|(id, _)| *id).collect();
+            let former: Vec<u64> = self.ids.iter().filter(|(_, of)| of.0 == name).map(|(id, _)| *id).collect();
             id = former[self.rng.below(former.len() as u64) as usize];
+            partitions = self.ids[&id].1;
         }
         let by_name = !self.calm && self.rng.chance(1, 30);
         let partition = self.rng.below(u64::from(partitions)) as u32;
@@ -215,7 +216,7 @@ impl World {
         let partitions = self.rng.range(1, 6) as u32;
         let addresses = self.addresses(partitions);
         let id = self.ids.len() as u64 + 1;
-        self.ids.insert(id, NAMES[slot as usize]);
+        self.ids.insert(id, (NAMES[slot as usize], partitions));
         self.truth.0.insert(name, (id, partitions, addresses));
         if self.calm {
             self.learn();
