@@ -15,6 +15,7 @@ use super::segment::{self, SegmentHeader, SparseIndex, DATA_START, FIRST_STEP_BY
 use super::shared::LogShared;
 use super::{hwm, LogMetrics, LogOptions};
 use crate::io::{AlignedBuf, Caching, Disk, Entry, File, Open, Slice, ALIGNMENT};
+use crate::rt::{self, Queue};
 
 const BLOCK: u64 = ALIGNMENT as u64;
 /// How much of the segment one read of the recovery scan takes.
@@ -111,7 +112,25 @@ impl PartitionLog {
     /// none at all, is an empty log: the first commit makes both (S3, E1).
     ///
     /// Fails for this partition alone: `Io` when the disk refuses, `Damaged` when the files are not a log of ours.
+    ///
+    /// The caller sees to it that the directory's log is not open already. Dropping the future stops nothing: a cut
+    /// that is on its way to the disk must have landed before anybody else works there, so opens of one directory take
+    /// turns, in tasks of their own.
     pub async fn open(
+        disk: &Disk,
+        dir: &Path,
+        options: LogOptions,
+        shared: &Rc<LogShared>,
+    ) -> Result<PartitionLog, OpenError> {
+        let (disk, dir, shared) = (disk.clone(), dir.to_owned(), shared.clone());
+        let opening = async move {
+            let _turn = shared.turn_of(&dir).enter().await;
+            PartitionLog::open_in_turn(&disk, &dir, options, &shared).await
+        };
+        rt::spawn(Queue::Background, opening).await
+    }
+
+    async fn open_in_turn(
         disk: &Disk,
         dir: &Path,
         options: LogOptions,
@@ -256,6 +275,11 @@ impl PartitionLog {
         };
         if let Some((_, until)) = verdict.cut {
             zero_out(&file, tail_at, &tail, until).await.map_err(|e| failed("cut the torn tail of", &path, &e))?;
+        }
+        if verdict.data_end == DATA_START {
+            // A crash may have come between its making and the syncing of its name, on which no answer may depend (E1).
+            let dir = &self.inner.dir;
+            self.inner.disk.sync_dir(dir).await.map_err(|e| failed("sync", dir, &e))?;
         }
         self.report(&path, &verdict);
         let mut state = self.inner.state.borrow_mut();

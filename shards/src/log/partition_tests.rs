@@ -84,7 +84,7 @@ fn s46_s48_s51_the_boundary_of_a_clean_close_and_of_a_crash() {
         assert_eq!((log.high_watermark(), log.next_offset()), (5, 5));
         assert_eq!(bench.image(hwm::FILE_NAME).await, before, "s46: opening does not write it");
         bench.commit_numbered(5, 6, 50).await;
-        assert!(bench.image(hwm::FILE_NAME).await.is_empty(), "s48: emptied before the first advance");
+        assert_eq!(bench.image(hwm::FILE_NAME).await, hwm::EMPTY, "s48: emptied before the first advance");
         let log = bench.reopen().await;
         assert_eq!(log.high_watermark(), 6, "s47: the boundary is the record tail");
         // S51: a boundary below the tail keeps the tail hidden until the next commit, which appends behind it.

@@ -133,14 +133,19 @@ impl CommitGate for Rc<TestGate> {
 #[derive(Clone)]
 pub struct Bench {
     pub disk: Disk,
+    pub device: SimDisk,
     pub gate: Rc<TestGate>,
     pub combiner: Combiner,
 }
 
 impl Bench {
-    pub async fn new(disk: SimDisk, options: LogOptions) -> Bench {
-        let disk = Disk::Sim(disk);
-        let _ = disk.create_dir(Path::new("/topics")).await;
+    pub async fn new(device: SimDisk, options: LogOptions) -> Bench {
+        let disk = Disk::Sim(device.clone());
+        let made = async {
+            disk.create_dir(Path::new("/topics")).await?;
+            disk.sync_dir(Path::new("/")).await
+        };
+        made.await.unwrap_or_else(|e| panic!("making /topics: {e}"));
         let gate = Rc::new(TestGate {
             disk: disk.clone(),
             dir: PathBuf::from("/topics/p00000"),
@@ -152,7 +157,7 @@ impl Bench {
             on_resolve: RefCell::default(),
         });
         let combiner = Combiner::new(Rc::new(gate.clone()));
-        Bench { disk, gate, combiner }
+        Bench { disk, device, gate, combiner }
     }
 
     pub async fn open(&self) -> PartitionLog {
