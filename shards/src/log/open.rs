@@ -191,9 +191,10 @@ impl PartitionLog {
             Some((file, header)) => self.recover_last(file, header, boundary.unwrap_or(0), sealed).await?,
             None => self.inner.state.borrow_mut().next_offset = last,
         }
-        let mut state = self.inner.state.borrow_mut();
-        state.high_watermark = boundary.map_or(state.next_offset, |boundary| boundary.min(state.next_offset));
-        drop(state);
+        {
+            let mut state = self.inner.state.borrow_mut();
+            state.high_watermark = boundary.map_or(state.next_offset, |boundary| boundary.min(state.next_offset));
+        }
         self.date_oldest().await;
         Ok(())
     }
@@ -273,6 +274,10 @@ impl PartitionLog {
             let block = file.read_at(tail_at, ALIGNMENT).await.map_err(|e| failed("read", &path, &e))?;
             Rc::from(&block[..(verdict.data_end - tail_at) as usize])
         };
+        if verdict.proof_cut && known_synced == 0 {
+            // A boundary that was found proves as much; what lies above one was never confirmed.
+            self.note_boundary(verdict.next_offset).await.map_err(|e| failed("note the tail of", &path, &e))?;
+        }
         if let Some((_, until)) = verdict.cut {
             zero_out(&file, tail_at, &tail, until).await.map_err(|e| failed("cut the torn tail of", &path, &e))?;
         }
@@ -282,25 +287,26 @@ impl PartitionLog {
             self.inner.disk.sync_dir(dir).await.map_err(|e| failed("sync", dir, &e))?;
         }
         self.report(&path, &verdict);
-        let mut state = self.inner.state.borrow_mut();
-        state.next_offset = verdict.next_offset;
-        state.time_floor_ms = header.time_floor_ms.max(verdict.last_ms.unwrap_or(0));
-        for (start, gap_end) in &verdict.gaps {
-            state.add_gap(*start, *gap_end);
+        {
+            let mut state = self.inner.state.borrow_mut();
+            state.next_offset = verdict.next_offset;
+            state.time_floor_ms = header.time_floor_ms.max(verdict.last_ms.unwrap_or(0));
+            for (start, gap_end) in &verdict.gaps {
+                state.add_gap(*start, *gap_end);
+            }
+            state.active = Some(Active {
+                base: header.base_offset,
+                generation: header.generation,
+                file,
+                claimed: end.max(DATA_START),
+                data_end: verdict.data_end,
+                tail,
+                index: verdict.index,
+                first_ms: verdict.first_ms,
+                last_ms: verdict.last_ms,
+                fill: None,
+            });
         }
-        state.active = Some(Active {
-            base: header.base_offset,
-            generation: header.generation,
-            file,
-            claimed: end.max(DATA_START),
-            data_end: verdict.data_end,
-            tail,
-            index: verdict.index,
-            first_ms: verdict.first_ms,
-            last_ms: verdict.last_ms,
-            fill: None,
-        });
-        drop(state);
         self.trim_predecessor(&header, sealed).await;
         Ok(())
     }

@@ -262,12 +262,21 @@ impl PartitionLog {
     }
 
     async fn write_boundary(&self) -> std::io::Result<()> {
-        let (boundary, file_state, dir_exists) = {
+        let (boundary, dir_exists) = {
             let state = self.inner.state.borrow();
-            (state.high_watermark, state.hwm_file, state.dir_exists)
+            (state.high_watermark, state.dir_exists)
         };
+        if dir_exists {
+            self.note_boundary(boundary).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the boundary file say `boundary`, durably. Only while nothing can advance past it.
+    pub(super) async fn note_boundary(&self, boundary: u64) -> std::io::Result<()> {
+        let file_state = self.inner.state.borrow().hwm_file;
         let Some(bytes) = hwm::encode(boundary) else { return Ok(()) };
-        if !dir_exists || file_state == HwmFile::Found(Some(boundary)) {
+        if file_state == HwmFile::Found(Some(boundary)) {
             return Ok(());
         }
         let path = self.inner.dir.join(hwm::FILE_NAME);

@@ -472,3 +472,32 @@ fn s104_the_settled_boundary_waits_for_the_commit_under_way() {
         commit.await.expect("committed");
     });
 }
+
+#[test]
+fn s57_a_gap_outlives_the_cut_of_the_frames_that_proved_it() {
+    on_disk(small(), |bench| async move {
+        // One frame each: 0, then 1 2 in one commit, then 3 4 in the last one.
+        let big = |number| numbered(number, 200 << 10);
+        let bench = Bench::new(bench.device.clone(), LogOptions::default()).await;
+        for commit in [vec![big(0)], vec![big(1), big(2)], vec![big(3), big(4)]] {
+            bench.commit(commit).await.expect("committed");
+        }
+        let frame = (48 + 8 + (200usize << 10)).next_multiple_of(16);
+        let at = |number: usize| DATA_START as usize + number * frame + 1000;
+        bench
+            .edit(FIRST, |image| {
+                image[at(1)] ^= 1; // rot in a commit that was confirmed
+                image[at(3)] ^= 1; // the last commit, as if torn
+            })
+            .await;
+        for opens in 0..3 {
+            let log = bench.reopen().await;
+            let (records, unreadable) = read_all(&log).await;
+            let offsets: Vec<u64> = records.iter().map(|record| record.offset).collect();
+            assert_eq!((offsets, unreadable), (vec![0, 2], vec![1]), "open {opens}");
+        }
+        bench.commit(vec![big(3)]).await.expect("committed");
+        let (records, unreadable) = read_all(&bench.reopen().await).await;
+        assert_eq!((records.len(), unreadable), (3, vec![1]));
+    });
+}

@@ -22,7 +22,10 @@ pub fn record(key: &str, payload: &str) -> Record {
 
 /// A record whose bytes follow from its number.
 pub fn numbered(number: u64, bytes: usize) -> Record {
-    let body: Vec<u8> = (0..bytes).map(|i| (number.wrapping_mul(31).wrapping_add(i as u64 * 7) >> 3) as u8).collect();
+    let words =
+        (1..8u64).map(|word| (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_mul(2 * word + 1).to_le_bytes());
+    let mut body = words.flatten().collect::<Vec<u8>>().repeat(bytes / 56 + 1);
+    body.truncate(bytes);
     Record { body: Slice::copy_from(&body), key_bytes: 0 }
 }
 
