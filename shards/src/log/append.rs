@@ -243,8 +243,7 @@ impl PartitionLog {
         }
         let path = self.inner.dir.join(hwm::FILE_NAME);
         let file = self.inner.disk.open(&path, Open::Create, Caching::Buffered).await?;
-        file.set_len(0).await?;
-        file.sync_data().await?;
+        file.write_durable_at(0, Slice::copy_from(&hwm::EMPTY)).await?;
         self.inner.state.borrow_mut().hwm_file = HwmFile::Emptied;
         Ok(())
     }

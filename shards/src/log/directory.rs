@@ -3,7 +3,7 @@
 //! A directory is served only if its marker carries the incarnation of the topic's record. One of another incarnation
 //! is set aside under `<name>.stale-<id>`, never served, and removed only once the caller has had it confirmed that the
 //! incarnation is gone (S10). A directory of several shards is one directory: set it aside, stamp or purge it from one
-//! task at a time.
+//! task at a time, and in a task that is not dropped half-way.
 
 use std::fmt;
 use std::io;
@@ -156,7 +156,8 @@ impl TopicDirectories {
     /// used, after an old one was set aside (S5 to S7).
     pub async fn prepare(&self, topic: &str, live: Incarnation, retire: &dyn Retire) -> Result<(), DirectoryError> {
         match self.marker(topic, live).await? {
-            Marker::Matches => Ok(()),
+            // Its making may have been interrupted before it was durable (E1).
+            Marker::Matches => self.settle(&self.topic_dir(topic)?).await,
             Marker::Absent => self.stamp(topic, live).await,
             Marker::Different(old) => {
                 retire.close_logs(old).await;
@@ -260,11 +261,16 @@ impl TopicDirectories {
             file.set_len(0).await?;
             file.write_durable_at(0, Slice::copy_from(format!("{live}\n").as_bytes())).await?;
             drop(file);
-            self.disk.rename(&unfinished, &dir.join(MARKER)).await?;
-            self.disk.sync_dir(&dir).await?;
-            self.disk.sync_dir(&self.root).await
+            self.disk.rename(&unfinished, &dir.join(MARKER)).await
         };
-        stamped.await.map_err(|e| failed("stamp the topic directory", &dir, &e))
+        stamped.await.map_err(|e| failed("stamp the topic directory", &dir, &e))?;
+        self.settle(&dir).await
+    }
+
+    /// Makes the marker's name and the directory's durable.
+    async fn settle(&self, dir: &Path) -> Result<(), DirectoryError> {
+        self.disk.sync_dir(dir).await.map_err(|e| failed("sync", dir, &e))?;
+        self.disk.sync_dir(&self.root).await.map_err(|e| failed("sync", &self.root, &e))
     }
 
     /// The id in a directory's marker; `None` when there is none that can be read as one.

@@ -1,10 +1,14 @@
 //! The `hwm` file: the exact boundary of a cleanly closed log, in 8 bytes (storage 2.6). Pure.
 //!
 //! The low 48 bits are the boundary, the high 16 bits a check of it: a flipped bit must not hide records that were
-//! confirmed. What does not verify counts as empty, which is always safe (S47).
+//! confirmed. What does not verify counts as empty, which is always safe (S47). To empty the file is to write eight
+//! zeros: one durable write into one sector, which, unlike a failed truncation, can be tried again honestly.
 
 pub const FILE_NAME: &str = "hwm";
 pub const BYTES: usize = 8;
+
+/// States no boundary.
+pub const EMPTY: [u8; BYTES] = [0; BYTES];
 
 const OFFSET_BITS: u32 = 48;
 
@@ -37,7 +41,7 @@ mod tests {
         assert_eq!(encode(1 << 48), None);
         assert_eq!(decode(&[]), None);
         assert_eq!(decode(&[0; 7]), None);
-        assert_eq!(decode(&[0; 8]), None, "eight zeros are what a lost write leaves, not a boundary of 0");
+        assert_eq!(decode(&EMPTY), None, "not a boundary of 0");
         assert_eq!(decode(&[0; 9]), None);
     }
 

@@ -31,6 +31,8 @@ mod crash_tests;
 #[cfg(test)]
 mod directory_tests;
 #[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
 mod partition_tests;
 #[cfg(test)]
 mod recovery_tests;

@@ -15,6 +15,7 @@ use super::segment::{self, SegmentHeader, SparseIndex, DATA_START, FIRST_STEP_BY
 use super::shared::LogShared;
 use super::{hwm, LogMetrics, LogOptions};
 use crate::io::{AlignedBuf, Caching, Disk, Entry, File, Open, Slice, ALIGNMENT};
+use crate::rt::{self, Queue};
 
 const BLOCK: u64 = ALIGNMENT as u64;
 /// How much of the segment one read of the recovery scan takes.
@@ -111,7 +112,25 @@ impl PartitionLog {
     /// none at all, is an empty log: the first commit makes both (S3, E1).
     ///
     /// Fails for this partition alone: `Io` when the disk refuses, `Damaged` when the files are not a log of ours.
+    ///
+    /// The caller sees to it that the directory's log is not open already. Dropping the future stops nothing: a cut
+    /// that is on its way to the disk must have landed before anybody else works there, so opens of one directory take
+    /// turns, in tasks of their own.
     pub async fn open(
+        disk: &Disk,
+        dir: &Path,
+        options: LogOptions,
+        shared: &Rc<LogShared>,
+    ) -> Result<PartitionLog, OpenError> {
+        let (disk, dir, shared) = (disk.clone(), dir.to_owned(), shared.clone());
+        let opening = async move {
+            let _turn = shared.turn_of(&dir).enter().await;
+            PartitionLog::open_in_turn(&disk, &dir, options, &shared).await
+        };
+        rt::spawn(Queue::Background, opening).await
+    }
+
+    async fn open_in_turn(
         disk: &Disk,
         dir: &Path,
         options: LogOptions,
@@ -172,9 +191,10 @@ impl PartitionLog {
             Some((file, header)) => self.recover_last(file, header, boundary.unwrap_or(0), sealed).await?,
             None => self.inner.state.borrow_mut().next_offset = last,
         }
-        let mut state = self.inner.state.borrow_mut();
-        state.high_watermark = boundary.map_or(state.next_offset, |boundary| boundary.min(state.next_offset));
-        drop(state);
+        {
+            let mut state = self.inner.state.borrow_mut();
+            state.high_watermark = boundary.map_or(state.next_offset, |boundary| boundary.min(state.next_offset));
+        }
         self.date_oldest().await;
         Ok(())
     }
@@ -254,29 +274,39 @@ impl PartitionLog {
             let block = file.read_at(tail_at, ALIGNMENT).await.map_err(|e| failed("read", &path, &e))?;
             Rc::from(&block[..(verdict.data_end - tail_at) as usize])
         };
+        if verdict.proof_cut && known_synced == 0 {
+            // A boundary that was found proves as much; what lies above one was never confirmed.
+            self.note_boundary(verdict.next_offset).await.map_err(|e| failed("note the tail of", &path, &e))?;
+        }
         if let Some((_, until)) = verdict.cut {
             zero_out(&file, tail_at, &tail, until).await.map_err(|e| failed("cut the torn tail of", &path, &e))?;
         }
-        self.report(&path, &verdict);
-        let mut state = self.inner.state.borrow_mut();
-        state.next_offset = verdict.next_offset;
-        state.time_floor_ms = header.time_floor_ms.max(verdict.last_ms.unwrap_or(0));
-        for (start, gap_end) in &verdict.gaps {
-            state.add_gap(*start, *gap_end);
+        if verdict.data_end == DATA_START {
+            // A crash may have come between its making and the syncing of its name, on which no answer may depend (E1).
+            let dir = &self.inner.dir;
+            self.inner.disk.sync_dir(dir).await.map_err(|e| failed("sync", dir, &e))?;
         }
-        state.active = Some(Active {
-            base: header.base_offset,
-            generation: header.generation,
-            file,
-            claimed: end.max(DATA_START),
-            data_end: verdict.data_end,
-            tail,
-            index: verdict.index,
-            first_ms: verdict.first_ms,
-            last_ms: verdict.last_ms,
-            fill: None,
-        });
-        drop(state);
+        self.report(&path, &verdict);
+        {
+            let mut state = self.inner.state.borrow_mut();
+            state.next_offset = verdict.next_offset;
+            state.time_floor_ms = header.time_floor_ms.max(verdict.last_ms.unwrap_or(0));
+            for (start, gap_end) in &verdict.gaps {
+                state.add_gap(*start, *gap_end);
+            }
+            state.active = Some(Active {
+                base: header.base_offset,
+                generation: header.generation,
+                file,
+                claimed: end.max(DATA_START),
+                data_end: verdict.data_end,
+                tail,
+                index: verdict.index,
+                first_ms: verdict.first_ms,
+                last_ms: verdict.last_ms,
+                fill: None,
+            });
+        }
         self.trim_predecessor(&header, sealed).await;
         Ok(())
     }

@@ -13,7 +13,7 @@ use super::{hwm, LogMetrics, LogOptions, LogRecord, ReadError};
 use crate::io::{Caching, Disk, File, Open, Slice};
 use crate::peer::LocalBoxFuture;
 use crate::queue::Records;
-use crate::rt;
+use crate::rt::{self, Queue};
 
 /// One partition's log, open. Cheap to clone; all clones are one log.
 #[derive(Clone)]
@@ -50,7 +50,7 @@ pub(super) struct State {
     pub active: Option<Active>,
     pub next_offset: u64,
     pub high_watermark: u64,
-    /// The directory exists, durably.
+    /// The directory exists, by the listing or by our own making.
     pub dir_exists: bool,
     pub hwm_file: HwmFile,
     pub time_floor_ms: u64,
@@ -212,8 +212,14 @@ impl PartitionLog {
     }
 
     /// Waits for the running commit, refuses further ones, and writes the exact boundary (S45, S82). A boundary that
-    /// cannot be written is logged: the next open derives it from the records (S47).
+    /// cannot be written is logged: the next open derives it from the records (S47). Goes on when its caller has gone:
+    /// a boundary on its way to the disk must not land in a log that is open again.
     pub async fn close(&self) {
+        let log = self.clone();
+        rt::spawn(Queue::Foreground, async move { log.close_in_turn().await }).await;
+    }
+
+    async fn close_in_turn(&self) {
         let held = self.inner.section.enter().await;
         let phase = self.inner.state.borrow().phase;
         if phase == Phase::Closed {
@@ -256,12 +262,21 @@ impl PartitionLog {
     }
 
     async fn write_boundary(&self) -> std::io::Result<()> {
-        let (boundary, file_state, dir_exists) = {
+        let (boundary, dir_exists) = {
             let state = self.inner.state.borrow();
-            (state.high_watermark, state.hwm_file, state.dir_exists)
+            (state.high_watermark, state.dir_exists)
         };
+        if dir_exists {
+            self.note_boundary(boundary).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the boundary file say `boundary`, durably. Only while nothing can advance past it.
+    pub(super) async fn note_boundary(&self, boundary: u64) -> std::io::Result<()> {
+        let file_state = self.inner.state.borrow().hwm_file;
         let Some(bytes) = hwm::encode(boundary) else { return Ok(()) };
-        if !dir_exists || file_state == HwmFile::Found(Some(boundary)) {
+        if file_state == HwmFile::Found(Some(boundary)) {
             return Ok(());
         }
         let path = self.inner.dir.join(hwm::FILE_NAME);

@@ -84,7 +84,7 @@ fn s46_s48_s51_the_boundary_of_a_clean_close_and_of_a_crash() {
         assert_eq!((log.high_watermark(), log.next_offset()), (5, 5));
         assert_eq!(bench.image(hwm::FILE_NAME).await, before, "s46: opening does not write it");
         bench.commit_numbered(5, 6, 50).await;
-        assert!(bench.image(hwm::FILE_NAME).await.is_empty(), "s48: emptied before the first advance");
+        assert_eq!(bench.image(hwm::FILE_NAME).await, hwm::EMPTY, "s48: emptied before the first advance");
         let log = bench.reopen().await;
         assert_eq!(log.high_watermark(), 6, "s47: the boundary is the record tail");
         // S51: a boundary below the tail keeps the tail hidden until the next commit, which appends behind it.
@@ -470,5 +470,34 @@ fn s104_the_settled_boundary_waits_for_the_commit_under_way() {
         assert_eq!(log.high_watermark(), 0, "the commit is under way");
         assert_eq!(log.settled_high_watermark().await, 1);
         commit.await.expect("committed");
+    });
+}
+
+#[test]
+fn s57_a_gap_outlives_the_cut_of_the_frames_that_proved_it() {
+    on_disk(small(), |bench| async move {
+        // One frame each: 0, then 1 2 in one commit, then 3 4 in the last one.
+        let big = |number| numbered(number, 200 << 10);
+        let bench = Bench::new(bench.device.clone(), LogOptions::default()).await;
+        for commit in [vec![big(0)], vec![big(1), big(2)], vec![big(3), big(4)]] {
+            bench.commit(commit).await.expect("committed");
+        }
+        let frame = (48 + 8 + (200usize << 10)).next_multiple_of(16);
+        let at = |number: usize| DATA_START as usize + number * frame + 1000;
+        bench
+            .edit(FIRST, |image| {
+                image[at(1)] ^= 1; // rot in a commit that was confirmed
+                image[at(3)] ^= 1; // the last commit, as if torn
+            })
+            .await;
+        for opens in 0..3 {
+            let log = bench.reopen().await;
+            let (records, unreadable) = read_all(&log).await;
+            let offsets: Vec<u64> = records.iter().map(|record| record.offset).collect();
+            assert_eq!((offsets, unreadable), (vec![0, 2], vec![1]), "open {opens}");
+        }
+        bench.commit(vec![big(3)]).await.expect("committed");
+        let (records, unreadable) = read_all(&bench.reopen().await).await;
+        assert_eq!((records.len(), unreadable), (3, vec![1]));
     });
 }

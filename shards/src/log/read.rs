@@ -211,11 +211,13 @@ impl PartitionLog {
             match scanner.step(window.at, &window.bytes) {
                 Step::Need { from, bytes } => window = self.window(source, from, bytes).await?,
                 Step::End { .. } => break Found::Gap(expected, source.end_offset),
-                Step::Frame { head, .. } if head.base_offset > offset => break Found::Gap(expected, head.base_offset),
+                Step::Frame { head, .. } if head.base_offset > offset => {
+                    break Found::Gap(expected, head.base_offset.min(source.end_offset))
+                }
                 Step::Frame { at, head, .. } => {
                     noted.push((head.base_offset, at));
                     if offset < head.next_offset() {
-                        match self.take(&mut scanner, &window, at, &head, &mut noted).await {
+                        match self.take(source, &mut scanner, &window, (at, head), &mut noted).await {
                             Some(extent) => break Found::Extent(Rc::new(extent)),
                             None => break Found::Gap(head.base_offset, head.next_offset()),
                         }
@@ -240,20 +242,20 @@ impl PartitionLog {
     /// The frame at `at`, and those behind it that the window holds whole, as long as they need no decoding.
     async fn take(
         &self,
+        source: &Source,
         scanner: &mut Scanner,
         window: &Window,
-        at: u64,
-        head: &FrameHead,
+        (at, head): (u64, FrameHead),
         noted: &mut Vec<(u64, u64)>,
     ) -> Option<Extent> {
         if head.codec == FrameCodec::Zstd {
-            let decoded = decompress(stored(window, at, head), head.decoded_bytes as usize).await?;
+            let decoded = decompress(stored(window, at, &head), head.decoded_bytes as usize).await?;
             let bytes = decoded.len();
-            return Some(Extent::new(vec![CachedFrame::new(head, Payload::parse(decoded, head.records)?)], bytes));
+            return Some(Extent::new(vec![CachedFrame::new(&head, Payload::parse(decoded, head.records)?)], bytes));
         }
-        let mut frames = vec![CachedFrame::new(head, Payload::parse(stored(window, at, head), head.records)?)];
+        let mut frames = vec![CachedFrame::new(&head, Payload::parse(stored(window, at, &head), head.records)?)];
         while let Step::Frame { at, head, hole: None } = scanner.step(window.at, &window.bytes) {
-            if head.codec == FrameCodec::Zstd {
+            if head.codec == FrameCodec::Zstd || head.base_offset >= source.end_offset {
                 break;
             }
             let Some(payload) = Payload::parse(stored(window, at, &head), head.records) else { break };

@@ -4,7 +4,8 @@
 //! that they were once synced. A frame's mark names the first offset of its commit, and a log has one commit in flight:
 //! a mark above the damaged offset belongs to a commit that was started after the damaged one had been synced. A
 //! boundary that was written at a clean close proves the same of everything below it. What is proven synced stays, as
-//! a permanent gap with the frames behind it (S57); the rest is cut (S56).
+//! a permanent gap with the frames behind it (S57); the rest is cut (S56). A cut may take the proof of an earlier gap
+//! away, and then says so.
 
 use super::scan::{Hole, Scanner, Step};
 use super::segment::{SparseIndex, DATA_START};
@@ -22,6 +23,9 @@ pub struct Verdict {
     pub frames_cut: u64,
     /// Offsets, half-open, whose records are lost for good.
     pub gaps: Vec<(u64, u64)>,
+    /// The frames that proved a gap are among those cut: the next scan would take the gap for a tear and cut what lies
+    /// behind it. The tail must be noted elsewhere, durably, before the cut.
+    pub proof_cut: bool,
     /// Records that were once synced and lie behind the tail: lost, and their offsets will be given out again (S46).
     pub lost_tail: Option<(u64, u64)>,
     pub index: SparseIndex,
@@ -48,6 +52,7 @@ struct Doubt {
     resumes: u64,
     last_ms_before: Option<u64>,
     frames_before: u64,
+    mark_before: u64,
 }
 
 /// The scan of one segment, frame by frame.
@@ -92,6 +97,7 @@ impl Recovery {
                             resumes: head.base_offset,
                             last_ms_before: self.last_ms,
                             frames_before: self.frames,
+                            mark_before: self.newest_mark,
                         });
                     }
                     self.index.note(head.base_offset, at);
@@ -126,6 +132,8 @@ impl Recovery {
             verdict.cut = Some((torn.hole.from, self.frames_end.max(dirty_until)));
             verdict.frames_cut = self.frames - torn.frames_before;
             verdict.index.cut(torn.hole.expected);
+            let still_proven = torn.mark_before.max(self.known_synced);
+            verdict.proof_cut = verdict.gaps.iter().any(|(start, _)| *start >= still_proven);
             verdict.last_ms = torn.last_ms_before;
             verdict.first_ms = verdict.first_ms.filter(|_| torn.frames_before > 0);
         }

@@ -65,6 +65,9 @@ fn describe(verdict: &Verdict, built: &Built) -> String {
     if verdict.cut.is_some() {
         text += &format!(", cut {}", verdict.frames_cut);
     }
+    if verdict.proof_cut {
+        text += ", proof cut";
+    }
     if let Some((start, end)) = verdict.lost_tail {
         text += &format!(", lost {start}..{end}");
     }
@@ -246,8 +249,9 @@ proptest! {
         // Every offset below the tail is either there or in a gap.
         let lost: u64 = verdict.gaps.iter().map(|(start, end)| end - start).sum();
         prop_assert_eq!(kept.len() as u64 + lost, verdict.next_offset);
-        let again = recover(&damaged, whole.generation, 0, synced.min(whole.next_offset));
-        prop_assert_eq!((again.next_offset, again.cut), (verdict.next_offset, None));
+        let noted = if verdict.proof_cut { verdict.next_offset } else { synced.min(whole.next_offset) };
+        let again = recover(&damaged, whole.generation, 0, noted);
+        prop_assert_eq!((again.next_offset, again.cut, &again.gaps), (verdict.next_offset, None, &verdict.gaps));
         // The first commit after it proves the gaps by its own mark, so the boundary file is not needed any more.
         let gaps = verdict.gaps.clone();
         let mut gone_on = Built { bytes: damaged, data_end: verdict.data_end as usize, next_offset: verdict.next_offset, ..whole };

@@ -102,7 +102,11 @@ impl Scanner {
         loop {
             let step = (self.end - self.at).min(FRAME_ALIGNMENT as u64);
             let chunk = slice_at(window_at, window, self.at, step as usize).unwrap_or(&[]);
-            if chunk.iter().any(|b| *b != 0) {
+            let zeros = match <[u8; FRAME_ALIGNMENT]>::try_from(chunk) {
+                Ok(whole) => u128::from_ne_bytes(whole) == 0,
+                Err(_) => chunk.iter().all(|b| *b == 0),
+            };
+            if !zeros {
                 self.dirty_until = self.at + step;
             }
             self.at += step;

@@ -24,6 +24,11 @@ pub struct Held {
 }
 
 impl Section {
+    /// Whether anybody holds it, waits for it, or has another clone of it.
+    pub fn in_use(&self) -> bool {
+        Rc::strong_count(&self.state) > 1
+    }
+
     pub async fn enter(&self) -> Held {
         loop {
             if !self.state.busy.replace(true) {

@@ -1,10 +1,13 @@
 //! What all partition logs of one shard share: read cache, write buffers, the pace of zero-filling.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use super::cache::FrameCache;
+use super::section::Section;
 use crate::io::{AlignedBuf, Slice};
 use crate::rt;
 
@@ -21,6 +24,7 @@ pub struct LogShared {
     compressor: RefCell<Option<zstd::bulk::Compressor<'static>>>,
     next_log: Cell<u64>,
     fill_after: Cell<rt::Instant>,
+    opening: RefCell<BTreeMap<PathBuf, Section>>,
 }
 
 impl LogShared {
@@ -31,6 +35,7 @@ impl LogShared {
             compressor: RefCell::default(),
             next_log: Cell::new(0),
             fill_after: Cell::new(rt::Instant::default()),
+            opening: RefCell::default(),
         })
     }
 
@@ -39,6 +44,13 @@ impl LogShared {
         let id = self.next_log.get();
         self.next_log.set(id + 1);
         id
+    }
+
+    /// The turn of a directory: one open at a time works on it, even if its caller has given up.
+    pub(super) fn turn_of(&self, dir: &Path) -> Section {
+        let mut opening = self.opening.borrow_mut();
+        opening.retain(|_, turn| turn.in_use());
+        opening.entry(dir.to_owned()).or_default().clone()
     }
 
     /// A buffer of at least `bytes`, with arbitrary content.

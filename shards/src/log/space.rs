@@ -77,19 +77,14 @@ impl PartitionLog {
     }
 
     async fn make_first_segment(&self) -> Result<(), AppendError> {
-        let (dir_exists, base) = {
-            let state = self.inner.state.borrow();
-            (state.dir_exists, state.next_offset)
+        let (dir, base) = (&self.inner.dir, self.inner.state.borrow().next_offset);
+        // Also for a directory that is there: a crash may have come before its parent was synced (E1).
+        let made = async {
+            self.inner.disk.create_dir(dir).await?;
+            self.inner.disk.sync_dir(dir.parent().unwrap_or(dir)).await
         };
-        if !dir_exists {
-            let dir = &self.inner.dir;
-            let made = async {
-                self.inner.disk.create_dir(dir).await?;
-                self.inner.disk.sync_dir(dir.parent().unwrap_or(dir)).await
-            };
-            made.await.map_err(|e| failed("create the partition directory", dir, &e))?;
-            self.inner.state.borrow_mut().dir_exists = true;
-        }
+        made.await.map_err(|e| failed("create the partition directory", dir, &e))?;
+        self.inner.state.borrow_mut().dir_exists = true;
         let active = self.make_segment(base, None).await?;
         self.inner.state.borrow_mut().active = Some(active);
         Ok(())

@@ -22,7 +22,10 @@ pub fn record(key: &str, payload: &str) -> Record {
 
 /// A record whose bytes follow from its number.
 pub fn numbered(number: u64, bytes: usize) -> Record {
-    let body: Vec<u8> = (0..bytes).map(|i| (number.wrapping_mul(31).wrapping_add(i as u64 * 7) >> 3) as u8).collect();
+    let words =
+        (1..8u64).map(|word| (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_mul(2 * word + 1).to_le_bytes());
+    let mut body = words.flatten().collect::<Vec<u8>>().repeat(bytes / 56 + 1);
+    body.truncate(bytes);
     Record { body: Slice::copy_from(&body), key_bytes: 0 }
 }
 
@@ -133,14 +136,19 @@ impl CommitGate for Rc<TestGate> {
 #[derive(Clone)]
 pub struct Bench {
     pub disk: Disk,
+    pub device: SimDisk,
     pub gate: Rc<TestGate>,
     pub combiner: Combiner,
 }
 
 impl Bench {
-    pub async fn new(disk: SimDisk, options: LogOptions) -> Bench {
-        let disk = Disk::Sim(disk);
-        let _ = disk.create_dir(Path::new("/topics")).await;
+    pub async fn new(device: SimDisk, options: LogOptions) -> Bench {
+        let disk = Disk::Sim(device.clone());
+        let made = async {
+            disk.create_dir(Path::new("/topics")).await?;
+            disk.sync_dir(Path::new("/")).await
+        };
+        made.await.unwrap_or_else(|e| panic!("making /topics: {e}"));
         let gate = Rc::new(TestGate {
             disk: disk.clone(),
             dir: PathBuf::from("/topics/p00000"),
@@ -152,7 +160,7 @@ impl Bench {
             on_resolve: RefCell::default(),
         });
         let combiner = Combiner::new(Rc::new(gate.clone()));
-        Bench { disk, gate, combiner }
+        Bench { disk, device, gate, combiner }
     }
 
     pub async fn open(&self) -> PartitionLog {
