@@ -150,24 +150,16 @@ impl PartitionQueue {
         debug_assert!(first.is_ok(), "a partition is tracked once");
     }
 
-    /// The log was opened (again). A position beyond it is cut, since what is written there must be delivered (G20).
+    /// The log was opened again. It has not fallen behind this state: see `ShardQueues::log_opened`.
     pub fn replace_records(self: &Rc<Self>, records: RecordsHandle) {
-        let high_watermark = records.high_watermark();
+        debug_assert!(!self.reaches_beyond(records.high_watermark()), "log_opened comes first");
         *self.records.borrow_mut() = records;
-        let mut state = self.state.borrow_mut();
-        let mut position = Position::default();
-        position.frontier = state.position(&mut position.acked);
-        let before = position.clone();
-        position.clamp(high_watermark);
-        if position != before {
-            tracing::warn!(topic = %self.topic.name, partition = self.destination.partition,
-                frontier = before.frontier, high_watermark,
-                "reopened log ends below the consumer position: position cut back, records may be delivered twice");
-            let limits = state.limits();
-            *state = InFlight::restore(limits, &position);
-        }
-        drop(state);
         self.announce();
+    }
+
+    /// Whether anything at or above the high watermark was handed out or settled.
+    pub fn reaches_beyond(&self, high_watermark: u64) -> bool {
+        self.state.borrow().reaches_beyond(high_watermark)
     }
 
     /// Altered caps apply to the next reserve (C13).

@@ -6,12 +6,11 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::committer::Tracked;
+use super::committer::{Stored, Tracked};
 use super::held::Held;
 use super::inflight::Limits;
 use super::partition::{ClaimError, PartitionQueue};
-use super::position::Position;
-use super::shard_queues::ShardQueues;
+use super::shard_queues::{Opened, ShardQueues};
 use crate::api::{ConsumeError, ReadAt};
 use crate::meta::{Destination, Incarnation, ShardId, Snapshot, TopicMeta};
 use crate::peer::Take;
@@ -158,7 +157,7 @@ impl TopicQueue {
         let queues = self.queues().ok_or(ConsumeError::Unreachable)?;
         let destination = Destination { incarnation: self.incarnation, partition };
         let opened = queues.environment.open(destination).await?;
-        let stored = queues.committer.load(&opened.directory, self.incarnation).await.map_err(|error| {
+        let stored = self.load_position(&queues, &opened).await.map_err(|error| {
             let directory = opened.directory.display();
             tracing::error!(%directory, %error, "consumer position cannot be read: partition is not served");
             ConsumeError::ReadFailed(format!("consumer position in {directory}: {error}"))
@@ -167,25 +166,22 @@ impl TopicQueue {
             // Dropped while it was being opened: no state may come to life (C80).
             return Err(if self.gone.get() { ConsumeError::TopicNotFound } else { ConsumeError::NotOwner });
         }
-        let mut position = stored.position.unwrap_or_default();
-        let high_watermark = opened.records.high_watermark();
-        self.clamp(&mut position, destination, high_watermark);
+        let position = stored.position.unwrap_or_default();
         let queue = PartitionQueue::new(destination, self.clone(), opened.records, self.limits.get(), &position);
         let source: Weak<PartitionQueue> = Rc::downgrade(&queue);
-        let level = stored.level.min(high_watermark);
-        queue.set_tracked(queues.committer.track(destination, opened.directory, source, level));
+        queue.set_tracked(queues.committer.track(destination, opened.directory, source, stored.level));
         self.open.borrow_mut().insert(partition, queue.clone());
         Ok(queue)
     }
 
-    fn clamp(&self, position: &mut Position, destination: Destination, high_watermark: u64) {
-        let found = position.clone();
-        position.clamp(high_watermark);
-        if *position != found {
-            tracing::warn!(topic = %self.name, partition = destination.partition, frontier = found.frontier,
-                high_watermark, "consumer position lies beyond the end of the log and is cut back: the log has lost \
-                records, or its files come from different times; records may be delivered twice");
+    async fn load_position(&self, queues: &ShardQueues, opened: &Opened) -> std::io::Result<Stored> {
+        let stored = queues.committer.load(&opened.directory, self.incarnation).await?;
+        let high_watermark = opened.records.high_watermark();
+        if !stored.position.as_ref().is_some_and(|position| position.reaches_beyond(high_watermark)) {
+            return Ok(stored);
         }
+        queues.committer.clamp(&opened.directory, self.incarnation, high_watermark).await?;
+        queues.committer.load(&opened.directory, self.incarnation).await
     }
 
     /// Claims from one partition, opening its log again if that was closed meanwhile (C68).

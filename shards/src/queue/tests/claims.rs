@@ -83,8 +83,10 @@ fn c89_a_parked_batch_is_topped_up_but_does_not_wait_to_fill() {
         let started = rt::now();
         let parked = consume_on(&world, 0, None, 10, Duration::from_secs(5));
         settle_down().await;
-        world.produce(1, 2);
+        world.log(0).read_delay.set(Duration::from_millis(3));
         world.produce(0, 1);
+        rt::sleep(Duration::from_micros(10)).await;
+        world.produce(1, 2);
         let got = parked.await.expect("served");
         assert!(rt::now() - started < Duration::from_millis(50));
         assert_eq!(got.len(), 3, "{:?}", places(&got));
