@@ -213,9 +213,10 @@ impl ShardQueues {
 
     /// The shard has opened, or opened again, the log of a partition: this is its handle from now on.
     pub fn partition_opened(&self, destination: Destination, records: RecordsHandle) {
-        match self.open_partition(destination) {
-            Some(partition) => partition.replace_records(records),
-            None => self.on_visible(destination),
+        let topic = self.topics.borrow().get(&destination.incarnation).cloned();
+        if let Some(topic) = topic {
+            topic.log_opened(destination.partition, records);
+            self.on_visible(destination);
         }
     }
 

@@ -134,7 +134,8 @@ fn history(seed: u64) {
                     while producing.get() || (auditor.acked() as u64) < produced.get() {
                         let consumer = world.consumer(i % shards);
                         let asked = rt::now();
-                        let got = consumer.consume(TOPIC, None, take(2), Duration::from_secs(1)).await;
+                        let pin = (i == 5).then(|| world.partitions() - 1);
+                        let got = consumer.consume(TOPIC, pin, take(2), Duration::from_secs(1)).await;
                         for delivery in got.expect("nothing fails here") {
                             auditor.deliver(&delivery, asked);
                             settle_one(&consumer, &auditor, &delivery, SettleMode::Ack).await;
@@ -145,9 +146,12 @@ fn history(seed: u64) {
             .collect();
         for _ in 0..10 {
             rt::sim::jitter(&mut rng, Duration::from_millis(20)).await;
-            let partition = rng.below(u64::from(world.partitions())) as u32;
-            world.produce(partition, 1);
-            produced.set(produced.get() + 1);
+            for _ in 0..rng.range(1, 5) {
+                let partition = rng.below(u64::from(world.partitions())) as u32;
+                world.produce(partition, 1);
+                produced.set(produced.get() + 1);
+                rt::sim::jitter(&mut rng, Duration::from_micros(300)).await;
+            }
             nobody_sleeps_beside_a_record(&world, &auditor, &format!("seed {seed}")).await;
         }
         producing.set(false);

@@ -92,6 +92,26 @@ impl Records for MockHandle {
     }
 }
 
+struct NeverWritten;
+
+impl Records for NeverWritten {
+    fn high_watermark(&self) -> u64 {
+        0
+    }
+
+    fn oldest(&self) -> u64 {
+        0
+    }
+
+    fn read(&self, _offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>> {
+        Box::pin(std::future::ready(Err(ReadError::PastEnd)))
+    }
+
+    fn next_readable(&self, offset: u64) -> u64 {
+        offset
+    }
+}
+
 struct Ring {
     shards: RefCell<BTreeMap<ShardId, Rc<ShardQueues>>>,
     rng: RefCell<Rng>,
@@ -173,6 +193,14 @@ impl Logs {
         logs.entry(destination).or_insert_with(made).clone()
     }
 
+    /// What the shard gives the queue: nothing is opened for a partition that was never written (S3).
+    fn handle_for_queue(&self, destination: Destination) -> RecordsHandle {
+        match self.log(destination).high_watermark.get() {
+            0 => Rc::new(NeverWritten),
+            _ => self.handle(destination),
+        }
+    }
+
     /// A handle on the log that is not closed.
     fn handle(&self, destination: Destination) -> RecordsHandle {
         let mut handles = self.handles.borrow_mut();
@@ -204,7 +232,9 @@ impl QueueEnvironment for Environment {
             let directory = directory(destination);
             disk.create_dir(&directory).await.expect("simulated");
             disk.sync_dir(&PathBuf::from("/")).await.expect("simulated");
-            Ok(Opened { records: logs.handle(destination), directory })
+            let records = logs.handle_for_queue(destination);
+            rt::yield_now().await;
+            Ok(Opened { records, directory })
         })
     }
 }
@@ -358,7 +388,12 @@ impl World {
     /// Commits records to a partition.
     pub fn produce(&self, partition: u32, count: u64) {
         let log = self.log(partition);
+        let first = log.high_watermark.get() == 0;
         log.high_watermark.set(log.high_watermark.get() + count);
+        if first {
+            let records = self.logs.handle(destination(partition));
+            self.owner(partition).partition_opened(destination(partition), records);
+        }
         self.owner(partition).on_visible(destination(partition));
     }
 
