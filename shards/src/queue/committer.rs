@@ -156,6 +156,30 @@ impl Committer {
         Ok(Stored { position: Position::merge(ahead, level), level: level.unwrap_or(0) })
     }
 
+    /// Cuts a stored position back to the end of the log it belongs to, durably in both files (G20, lesson D4).
+    /// Returns whether there was anything to cut. To be awaited whenever a log was opened, before the first append:
+    /// later the high watermark no longer tells that records below the position are new.
+    pub async fn clamp(&self, directory: &Path, incarnation: Incarnation, high_watermark: u64) -> io::Result<bool> {
+        let found = self.load(directory, incarnation).await?.position;
+        let Some(mut position) = found.clone() else { return Ok(false) };
+        position.clamp(high_watermark);
+        if found.as_ref() == Some(&position) {
+            return Ok(false);
+        }
+        tracing::warn!(directory = %directory.display(), frontier = found.map(|p| p.frontier), high_watermark,
+            "consumer position lies beyond the end of the log and is cut back: the log has lost records, or its files \
+            come from different times; records may be delivered twice");
+        let file = self.open_or_create(directory, AHEAD_FILE).await?;
+        let mut slots = prime(&file, incarnation).await?;
+        let sequence = slots.take_sequence();
+        file.write_at(slots.window_at(), slot_of(incarnation, sequence, position.frontier, &position.acked)).await?;
+        file.sync_data().await?;
+        let level = self.open_or_create(directory, OFFSET_FILE).await?;
+        let record = position::encode_offset(incarnation, position.frontier);
+        level.write_durable_at(0, Slice::copy_from(&record)).await?;
+        Ok(true)
+    }
+
     /// Keeps the position of a partition from now on. `level` is what `load` found in `consumer.offset`.
     pub fn track(
         &self,
@@ -343,7 +367,7 @@ impl Committer {
         }
         let file = self.file(tracked).await?;
         if tracked.slots.get().is_none() {
-            self.prime(tracked, &file).await?;
+            tracked.slots.set(Some(prime(&file, tracked.destination.incarnation).await?));
         }
         let (Some(mut slots), Some(source)) = (tracked.slots.get(), tracked.source.upgrade()) else { return Ok(()) };
         // From here to the write there is no other turn: what is acked later marks the partition anew.
@@ -353,27 +377,13 @@ impl Committer {
         drop(source);
         let sequence = slots.take_sequence();
         tracked.slots.set(Some(slots));
-        let mut slot = AlignedBuf::zeroed(SLOT_BYTES);
-        position::encode_slot(&mut slot, tracked.destination.incarnation, sequence, frontier, &acked);
-        file.write_at(slots.window_at(), slot.freeze()).await?;
+        let slot = slot_of(tracked.destination.incarnation, sequence, frontier, &acked);
+        file.write_at(slots.window_at(), slot).await?;
         tracked.window_frontier.set(frontier);
         if tracked.unsynced_since.get().is_none() {
             tracked.unsynced_since.set(Some(rt::now()));
             self.unsynced.borrow_mut().push(tracked.clone());
         }
-        Ok(())
-    }
-
-    /// Learns the roles of the slots, and makes the newest durable before anything is overwritten (C76).
-    async fn prime(&self, tracked: &Tracked, file: &File) -> io::Result<()> {
-        let bytes = file.len().await?;
-        if bytes < AHEAD_FILE_BYTES {
-            file.set_len(AHEAD_FILE_BYTES).await?;
-        }
-        let content = file.read_at(0, AHEAD_FILE_BYTES as usize).await?;
-        let (slots, _) = Slots::prime(&content, tracked.destination.incarnation);
-        file.sync_data().await?;
-        tracked.slots.set(Some(slots));
         Ok(())
     }
 
@@ -542,6 +552,23 @@ impl Committer {
 fn spread_of(destination: Destination) -> u64 {
     let mixed = (destination.incarnation.0 ^ u64::from(destination.partition)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed >> 32
+}
+
+/// Learns the roles of the slots, and makes the newest durable before anything is overwritten (C76).
+async fn prime(file: &File, incarnation: Incarnation) -> io::Result<Slots> {
+    if file.len().await? < AHEAD_FILE_BYTES {
+        file.set_len(AHEAD_FILE_BYTES).await?;
+    }
+    let content = file.read_at(0, AHEAD_FILE_BYTES as usize).await?;
+    let (slots, _) = Slots::prime(&content, incarnation);
+    file.sync_data().await?;
+    Ok(slots)
+}
+
+fn slot_of(incarnation: Incarnation, sequence: u64, frontier: u64, acked: &[Range]) -> Slice {
+    let mut slot = AlignedBuf::zeroed(SLOT_BYTES);
+    position::encode_slot(&mut slot, incarnation, sequence, frontier, acked);
+    slot.freeze()
 }
 
 /// The first bytes of a small file; empty when it does not exist.

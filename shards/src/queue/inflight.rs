@@ -153,6 +153,11 @@ impl InFlight {
         self.leased
     }
 
+    /// Whether anything at or above the high watermark was handed out or settled.
+    pub fn reaches_beyond(&self, high_watermark: u64) -> bool {
+        self.next > high_watermark || self.restored.back().is_some_and(|range| range.end > high_watermark)
+    }
+
     /// Acked offsets above the frontier.
     pub fn acked_ahead(&self) -> u64 {
         self.acked_ahead

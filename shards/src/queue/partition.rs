@@ -27,14 +27,6 @@ pub(super) enum ClaimError {
     Disk(String),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pump {
-    Idle,
-    Running,
-    /// Something may have become available while it ran.
-    Again,
-}
-
 #[derive(Default)]
 struct Counters {
     consumed: Cell<u64>,
@@ -57,7 +49,8 @@ pub(super) struct PartitionQueue {
     state: RefCell<InFlight>,
     tracked: OnceCell<Rc<Tracked>>,
     pinned: RefCell<Waiters<ParkReply>>,
-    pump: Cell<Pump>,
+    /// A task serves the pinned waiters.
+    pumping: Cell<bool>,
     /// Key under which the sweeper knows this partition; none without leases.
     sweep_at: Cell<Option<Instant>>,
     counters: Counters,
@@ -137,7 +130,7 @@ impl PartitionQueue {
             state: RefCell::new(InFlight::restore(limits, position)),
             tracked: OnceCell::new(),
             pinned: RefCell::default(),
-            pump: Cell::new(Pump::Idle),
+            pumping: Cell::new(false),
             sweep_at: Cell::new(None),
             counters: Counters::default(),
             retired: Cell::new(false),
@@ -150,24 +143,15 @@ impl PartitionQueue {
         debug_assert!(first.is_ok(), "a partition is tracked once");
     }
 
-    /// The log was opened (again). A position beyond it is cut, since what is written there must be delivered (G20).
+    /// The log was opened again. It has not fallen behind this state: see `ShardQueues::log_opened`.
     pub fn replace_records(self: &Rc<Self>, records: RecordsHandle) {
-        let high_watermark = records.high_watermark();
+        debug_assert!(!self.reaches_beyond(records.high_watermark()), "log_opened comes first");
         *self.records.borrow_mut() = records;
-        let mut state = self.state.borrow_mut();
-        let mut position = Position::default();
-        position.frontier = state.position(&mut position.acked);
-        let before = position.clone();
-        position.clamp(high_watermark);
-        if position != before {
-            tracing::warn!(topic = %self.topic.name, partition = self.destination.partition,
-                frontier = before.frontier, high_watermark,
-                "reopened log ends below the consumer position: position cut back, records may be delivered twice");
-            let limits = state.limits();
-            *state = InFlight::restore(limits, &position);
-        }
-        drop(state);
-        self.announce();
+    }
+
+    /// Whether anything at or above the high watermark was handed out or settled.
+    pub fn reaches_beyond(&self, high_watermark: u64) -> bool {
+        self.state.borrow().reaches_beyond(high_watermark)
     }
 
     /// Altered caps apply to the next reserve (C13).
@@ -340,27 +324,17 @@ impl PartitionQueue {
     }
 
     fn start_pump(self: &Rc<Self>) {
-        match self.pump.get() {
-            Pump::Idle => {
-                self.pump.set(Pump::Running);
-                let partition = self.clone();
-                rt::spawn(Queue::Consume, async move { partition.run_pump().await });
-            }
-            Pump::Running | Pump::Again => self.pump.set(Pump::Again),
+        if !self.pumping.replace(true) {
+            let partition = self.clone();
+            rt::spawn(Queue::Consume, async move { partition.run_pump().await });
         }
     }
 
-    /// Serves pinned waiters in turn until they or the records run out (C30). An announcement during the run is never
-    /// lost: the last look happens in the same turn as the return to idle (C31).
+    /// Serves pinned waiters in turn until they or the records run out (C30). Its last look at both and its end are
+    /// one turn, so an announcement during the run needs no trace (C31).
     async fn run_pump(self: Rc<Self>) {
-        loop {
-            self.pump.set(Pump::Running);
-            self.serve_pinned().await;
-            if self.pump.get() == Pump::Running {
-                break;
-            }
-        }
-        self.pump.set(Pump::Idle);
+        self.serve_pinned().await;
+        self.pumping.set(false);
         if self.pinned.borrow().is_empty() && self.is_available() {
             self.topic.fire();
         }

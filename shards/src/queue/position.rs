@@ -52,17 +52,20 @@ impl Position {
         });
     }
 
+    /// Whether anything at or above the high watermark counts as settled.
+    pub fn reaches_beyond(&self, high_watermark: u64) -> bool {
+        self.frontier > high_watermark || self.acked.last().is_some_and(|range| range.end > high_watermark)
+    }
+
     /// Cuts everything at and above the high watermark (G20, lesson D4): records written there later must be
-    /// delivered. Returns whether the frontier itself lay beyond.
-    pub fn clamp(&mut self, high_watermark: u64) -> bool {
-        let beyond = self.frontier > high_watermark;
+    /// delivered.
+    pub fn clamp(&mut self, high_watermark: u64) {
         self.frontier = self.frontier.min(high_watermark);
         self.acked.retain_mut(|range| {
             range.end = range.end.min(high_watermark);
             range.start < range.end
         });
         self.normalise();
-        beyond
     }
 
     /// The larger of what the two files say (C78).

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -149,11 +149,11 @@ impl ShardQueues {
             match snapshot.topic_of(topic.incarnation) {
                 Some(meta) => {
                     let lost = topic.follow(meta, &snapshot, self.shard);
-                    lost.into_iter().for_each(|partition| self.drop_partition(&partition, ConsumeError::NotOwner));
+                    lost.into_iter().for_each(|partition| self.drop_partition(&partition, Err(ConsumeError::NotOwner)));
                 }
                 None => {
                     let open = topic.retire();
-                    open.iter().for_each(|partition| self.drop_partition(partition, ConsumeError::TopicNotFound));
+                    open.iter().for_each(|partition| self.drop_partition(partition, Err(ConsumeError::TopicNotFound)));
                     self.topics.borrow_mut().remove(&topic.incarnation);
                 }
             }
@@ -171,10 +171,10 @@ impl ShardQueues {
         }
     }
 
-    fn drop_partition(&self, partition: &Rc<PartitionQueue>, why: ConsumeError) {
+    fn drop_partition(&self, partition: &Rc<PartitionQueue>, answer: Result<(), ConsumeError>) {
         partition.retire();
         self.committer.forget(partition.destination);
-        answer_all(partition.drain_pinned(), Err(why));
+        answer_all(partition.drain_pinned(), answer);
     }
 
     /// Resolves when nothing of a dropped topic can be written any more: its directory may be renamed or removed
@@ -183,11 +183,40 @@ impl ShardQueues {
         self.committer.forgotten(incarnation).await;
     }
 
-    /// The shard has opened, or opened again, the log of a partition.
+    /// To be awaited whenever the shard has opened the log of a partition, before its first append: cuts a stored
+    /// position back that reaches beyond the log, since later nothing would tell that records below it are new (G20,
+    /// lesson D4). Costs two look-ups of small files.
+    pub async fn log_opened(
+        &self,
+        destination: Destination,
+        directory: &Path,
+        high_watermark: u64,
+    ) -> std::io::Result<()> {
+        let open = self.open_partition(destination);
+        let topic = self.topics.borrow().get(&destination.incarnation).cloned();
+        let (Some(partition), Some(topic)) = (open, topic) else {
+            return self.cut_back(destination, directory, high_watermark).await;
+        };
+        if !partition.reaches_beyond(high_watermark) {
+            return Ok(());
+        }
+        // State of a log that has lost records is worth nothing: start over from the files, cut back.
+        let _closing = topic.begin_close(&partition);
+        self.drop_partition(&partition, Ok(()));
+        self.committer.forgotten(destination.incarnation).await;
+        self.cut_back(destination, directory, high_watermark).await
+    }
+
+    async fn cut_back(&self, destination: Destination, directory: &Path, end: u64) -> std::io::Result<()> {
+        self.committer.clamp(directory, destination.incarnation, end).await.map(|_| ())
+    }
+
+    /// The shard has opened, or opened again, the log of a partition: this is its handle from now on.
     pub fn partition_opened(&self, destination: Destination, records: RecordsHandle) {
-        match self.open_partition(destination) {
-            Some(partition) => partition.replace_records(records),
-            None => self.on_visible(destination),
+        let topic = self.topics.borrow().get(&destination.incarnation).cloned();
+        if let Some(topic) = topic {
+            topic.log_opened(destination.partition, records);
+            self.on_visible(destination);
         }
     }
 

@@ -6,12 +6,12 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::committer::Tracked;
+use super::committer::{Stored, Tracked};
 use super::held::Held;
 use super::inflight::Limits;
 use super::partition::{ClaimError, PartitionQueue};
-use super::position::Position;
-use super::shard_queues::ShardQueues;
+use super::shard_queues::{Opened, ShardQueues};
+use super::RecordsHandle;
 use crate::api::{ConsumeError, ReadAt};
 use crate::meta::{Destination, Incarnation, ShardId, Snapshot, TopicMeta};
 use crate::peer::Take;
@@ -35,7 +35,7 @@ pub(super) struct TopicQueue {
     /// Other shards of this node that serve partitions of the topic, ascending.
     others: RefCell<Rc<[ShardId]>>,
     open: RefCell<BTreeMap<u32, Rc<PartitionQueue>>>,
-    opening: RefCell<BTreeMap<u32, Notify>>,
+    opening: RefCell<BTreeMap<u32, OpeningState>>,
     /// The home wants one `Available` when records may have come (C43, C46).
     armed: Cell<bool>,
     /// Counts announcements: a scan that found nothing is current only if none came meanwhile.
@@ -43,6 +43,13 @@ pub(super) struct TopicQueue {
     /// Where the next scan starts, so that no partition starves (G14).
     start: Cell<usize>,
     gone: Cell<bool>,
+}
+
+#[derive(Default)]
+struct OpeningState {
+    done: Notify,
+    /// The shard has opened the log meanwhile: newer than the handle that the opening began with.
+    records: Option<RecordsHandle>,
 }
 
 /// Marks a partition as being opened or closed; whoever else needs it waits until this is dropped.
@@ -55,7 +62,7 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         let opening = self.topic.opening.borrow_mut().remove(&self.partition);
         if let Some(opening) = opening {
-            opening.notify_all();
+            opening.done.notify_all();
         }
     }
 }
@@ -132,6 +139,15 @@ impl TopicQueue {
         self.local.borrow().binary_search(&partition).is_ok()
     }
 
+    /// The shard has opened the log of a partition: the handle to use from now on.
+    pub fn log_opened(&self, partition: u32, records: RecordsHandle) {
+        if let Some(open) = self.open_partition(partition) {
+            open.replace_records(records);
+        } else if let Some(opening) = self.opening.borrow_mut().get_mut(&partition) {
+            opening.records = Some(records);
+        }
+    }
+
     /// The partition, opened and its position loaded on first touch (C3).
     pub async fn partition(self: &Rc<Self>, partition: u32) -> Result<Rc<PartitionQueue>, ConsumeError> {
         loop {
@@ -144,21 +160,21 @@ impl TopicQueue {
             if let Some(open) = self.open_partition(partition) {
                 return Ok(open);
             }
-            let opening = self.opening.borrow().get(&partition).cloned();
-            match opening {
-                Some(opening) => opening.notified().await,
+            let done = self.opening.borrow().get(&partition).map(|opening| opening.done.notified());
+            match done {
+                Some(done) => done.await,
                 None => return self.open(partition).await,
             }
         }
     }
 
     async fn open(self: &Rc<Self>, partition: u32) -> Result<Rc<PartitionQueue>, ConsumeError> {
-        self.opening.borrow_mut().insert(partition, Notify::new());
+        self.opening.borrow_mut().insert(partition, OpeningState::default());
         let _opening = Opening { topic: self, partition };
         let queues = self.queues().ok_or(ConsumeError::Unreachable)?;
         let destination = Destination { incarnation: self.incarnation, partition };
         let opened = queues.environment.open(destination).await?;
-        let stored = queues.committer.load(&opened.directory, self.incarnation).await.map_err(|error| {
+        let stored = self.load_position(&queues, &opened).await.map_err(|error| {
             let directory = opened.directory.display();
             tracing::error!(%directory, %error, "consumer position cannot be read: partition is not served");
             ConsumeError::ReadFailed(format!("consumer position in {directory}: {error}"))
@@ -167,25 +183,24 @@ impl TopicQueue {
             // Dropped while it was being opened: no state may come to life (C80).
             return Err(if self.gone.get() { ConsumeError::TopicNotFound } else { ConsumeError::NotOwner });
         }
-        let mut position = stored.position.unwrap_or_default();
-        let high_watermark = opened.records.high_watermark();
-        self.clamp(&mut position, destination, high_watermark);
-        let queue = PartitionQueue::new(destination, self.clone(), opened.records, self.limits.get(), &position);
+        let position = stored.position.unwrap_or_default();
+        let newer = self.opening.borrow_mut().get_mut(&partition).and_then(|opening| opening.records.take());
+        let records = newer.unwrap_or(opened.records);
+        let queue = PartitionQueue::new(destination, self.clone(), records, self.limits.get(), &position);
         let source: Weak<PartitionQueue> = Rc::downgrade(&queue);
-        let level = stored.level.min(high_watermark);
-        queue.set_tracked(queues.committer.track(destination, opened.directory, source, level));
+        queue.set_tracked(queues.committer.track(destination, opened.directory, source, stored.level));
         self.open.borrow_mut().insert(partition, queue.clone());
         Ok(queue)
     }
 
-    fn clamp(&self, position: &mut Position, destination: Destination, high_watermark: u64) {
-        let found = position.clone();
-        position.clamp(high_watermark);
-        if *position != found {
-            tracing::warn!(topic = %self.name, partition = destination.partition, frontier = found.frontier,
-                high_watermark, "consumer position lies beyond the end of the log and is cut back: the log has lost \
-                records, or its files come from different times; records may be delivered twice");
+    async fn load_position(&self, queues: &ShardQueues, opened: &Opened) -> std::io::Result<Stored> {
+        let stored = queues.committer.load(&opened.directory, self.incarnation).await?;
+        let high_watermark = opened.records.high_watermark();
+        if !stored.position.as_ref().is_some_and(|position| position.reaches_beyond(high_watermark)) {
+            return Ok(stored);
         }
+        queues.committer.clamp(&opened.directory, self.incarnation, high_watermark).await?;
+        queues.committer.load(&opened.directory, self.incarnation).await
     }
 
     /// Claims from one partition, opening its log again if that was closed meanwhile (C68).
@@ -239,10 +254,12 @@ impl TopicQueue {
         self.start.set(start + 1);
         let mut outcome = Ok(());
         for number in local[start..].iter().chain(&local[..start]) {
-            let Some(rest) = held.rest_of(take) else { break };
+            if held.rest_of(take).is_none() {
+                break;
+            }
             let claimed = match self.partition(*number).await {
                 Ok(partition) if !partition.is_available() => Ok(()),
-                Ok(partition) => self.claim_from(&partition, rest, held).await,
+                Ok(partition) => self.claim_from(&partition, take, held).await,
                 Err(error) => Err(error),
             };
             match claimed {
@@ -322,7 +339,7 @@ impl TopicQueue {
     pub fn begin_close(&self, partition: &Rc<PartitionQueue>) -> Opening<'_> {
         let number = partition.destination.partition;
         partition.retire();
-        self.opening.borrow_mut().insert(number, Notify::new());
+        self.opening.borrow_mut().insert(number, OpeningState::default());
         self.open.borrow_mut().remove(&number);
         Opening { topic: self, partition: number }
     }

@@ -110,11 +110,115 @@ fn c33_what_pinned_waiters_leave_goes_to_the_topics_queue() {
         let unpinned: Vec<_> = (0..2).map(|_| consume_on(&world, 0, None, 1, LONG)).collect();
         let pinned = consume_on(&world, 1, Some(1), 1, LONG);
         settle_down().await;
+        let produced = rt::now();
         world.produce(1, 3);
         assert_eq!(pinned.await.expect("served").len(), 1);
         for task in unpinned {
             assert_eq!(task.await.expect("served").len(), 1);
         }
+        assert!(rt::now() - produced < Duration::from_millis(5));
+    });
+}
+
+#[test]
+fn s98_a_record_that_comes_during_the_scan_is_found_by_it_or_announced() {
+    for (slow, late) in [(1, 3), (3, 1)] {
+        run(21, async move {
+            let world = World::with_topic(21, 2, 4);
+            let batch = consume_on(&world, 0, None, 5, LONG);
+            let single = consume_on(&world, 0, None, 1, LONG);
+            settle_down().await;
+            // Both partitions are on the other shard; while one is read, the other gets its record.
+            world.log(slow).read_delay.set(Duration::from_millis(5));
+            world.produce(slow, 1);
+            rt::sleep(Duration::from_micros(150)).await;
+            world.produce(late, 2);
+            let produced = rt::now();
+            let (batch, single) = (batch.await.expect("served"), single.await);
+            assert!(rt::now() - produced < Duration::from_millis(20));
+            assert_eq!(batch.len() + single.expect("served").len(), 3 + usize::from(batch.len() == 3));
+        });
+    }
+}
+
+#[test]
+fn c15_c40_a_cancelled_read_wakes_the_next_waiter_at_once() {
+    run(22, async {
+        let world = World::with_topic(22, 2, 2);
+        world.log(1).read_delay.set(Duration::from_millis(800));
+        world.produce(1, 1);
+        let consumer = world.consumer(1);
+        let slow = rt::timeout(Duration::from_millis(30), consumer.consume(TOPIC, None, take(1), Duration::ZERO));
+        let parking = world.clone();
+        let parked = rt::spawn(rt::Queue::Consume, async move {
+            rt::sleep(Duration::from_millis(10)).await;
+            parking.log(1).read_delay.set(Duration::ZERO);
+            parking.consumer(0).consume(TOPIC, None, take(1), LONG).await
+        });
+        assert!(slow.await.is_err(), "the client left while its record was read");
+        let left = rt::now();
+        assert_eq!(places(&parked.await.expect("served")), [(1, 0)]);
+        assert!(rt::now() - left < Duration::from_millis(5));
+    });
+}
+
+#[test]
+fn c11_c60_a_skipped_hole_wakes_whoever_found_nothing_because_of_it() {
+    run(23, async {
+        let world = World::with_topic(23, 2, 2);
+        world.alter(10, 1);
+        world.produce(1, 4);
+        let got = world.consumer(0).consume(TOPIC, Some(1), take(2), Duration::ZERO).await.expect("served");
+        settle(&world.consumer(0), &got[1..], SettleMode::Ack).await;
+        settle(&world.consumer(0), &got[..1], SettleMode::Nack).await;
+        // The ahead set is full: only the hole may be handed out. While it is read, another consumer finds nothing.
+        world.log(1).unreadable.borrow_mut().insert(0);
+        world.log(1).read_delay.set(Duration::from_millis(30));
+        let reading = consume_on(&world, 1, Some(1), 1, Duration::ZERO);
+        rt::sleep(Duration::from_micros(100)).await;
+        let parked = consume_on(&world, 0, None, 1, LONG);
+        let started = rt::now();
+        let mut offsets = places(&reading.await.expect("served"));
+        offsets.extend(places(&parked.await.expect("served")));
+        assert_eq!(offsets, [(1, 2), (1, 3)]);
+        assert!(rt::now() - started < Duration::from_millis(200));
+    });
+}
+
+#[test]
+fn c90_what_the_byte_bound_left_behind_wakes_the_next_waiter() {
+    run(24, async {
+        let world = World::with_topic(24, 2, 2);
+        let bounded = crate::peer::Take { max: 5, bytes_max: 10 };
+        let parked: Vec<_> = (0..3)
+            .map(|_| {
+                let consumer = world.consumer(0);
+                rt::spawn(rt::Queue::Consume, async move { consumer.consume(TOPIC, None, bounded, LONG).await })
+            })
+            .collect();
+        settle_down().await;
+        let produced = rt::now();
+        world.produce(1, 3);
+        for task in parked {
+            assert_eq!(task.await.expect("served").len(), 1);
+        }
+        assert!(rt::now() - produced < Duration::from_millis(5));
+    });
+}
+
+#[test]
+fn d7_leases_taken_at_different_times_all_lapse_without_a_touch() {
+    run(25, async {
+        let world = World::with_topic(25, 1, 1);
+        world.produce(0, 3);
+        for _ in 0..3 {
+            let got = world.consumer(0).consume(TOPIC, None, take(1), Duration::ZERO).await.expect("served");
+            assert_eq!(got.len(), 1);
+            rt::sleep(Duration::from_millis(600)).await;
+        }
+        assert_eq!(world.leased(0), 3);
+        rt::sleep(VISIBILITY).await;
+        assert_eq!(world.leased(0), 0);
     });
 }
 

@@ -92,6 +92,26 @@ impl Records for MockHandle {
     }
 }
 
+struct NeverWritten;
+
+impl Records for NeverWritten {
+    fn high_watermark(&self) -> u64 {
+        0
+    }
+
+    fn oldest(&self) -> u64 {
+        0
+    }
+
+    fn read(&self, _offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>> {
+        Box::pin(std::future::ready(Err(ReadError::PastEnd)))
+    }
+
+    fn next_readable(&self, offset: u64) -> u64 {
+        offset
+    }
+}
+
 struct Ring {
     shards: RefCell<BTreeMap<ShardId, Rc<ShardQueues>>>,
     rng: RefCell<Rng>,
@@ -173,6 +193,14 @@ impl Logs {
         logs.entry(destination).or_insert_with(made).clone()
     }
 
+    /// What the shard gives the queue: nothing is opened for a partition that was never written (S3).
+    fn handle_for_queue(&self, destination: Destination) -> RecordsHandle {
+        match self.log(destination).high_watermark.get() {
+            0 => Rc::new(NeverWritten),
+            _ => self.handle(destination),
+        }
+    }
+
     /// A handle on the log that is not closed.
     fn handle(&self, destination: Destination) -> RecordsHandle {
         let mut handles = self.handles.borrow_mut();
@@ -203,7 +231,10 @@ impl QueueEnvironment for Environment {
             logs.opens.set(logs.opens.get() + 1);
             let directory = directory(destination);
             disk.create_dir(&directory).await.expect("simulated");
-            Ok(Opened { records: logs.handle(destination), directory })
+            disk.sync_dir(&PathBuf::from("/")).await.expect("simulated");
+            let records = logs.handle_for_queue(destination);
+            rt::yield_now().await;
+            Ok(Opened { records, directory })
         })
     }
 }
@@ -333,8 +364,13 @@ impl World {
         Consumer::new(self.shard(shard))
     }
 
-    pub fn home(&self) -> ShardId {
-        self.snapshot.borrow().home(LIFE)
+    /// Opens the logs as a starting shard does: the position is cut to what the log has before anything is appended.
+    pub async fn open_logs(&self) {
+        for partition in 0..self.partitions() {
+            let (destination, high_watermark) = (destination(partition), self.log(partition).high_watermark.get());
+            let queues = self.owner(partition);
+            queues.log_opened(destination, &directory(destination), high_watermark).await.expect("simulated");
+        }
     }
 
     pub fn owner(&self, partition: u32) -> Rc<ShardQueues> {
@@ -352,7 +388,12 @@ impl World {
     /// Commits records to a partition.
     pub fn produce(&self, partition: u32, count: u64) {
         let log = self.log(partition);
+        let first = log.high_watermark.get() == 0;
         log.high_watermark.set(log.high_watermark.get() + count);
+        if first {
+            let records = self.logs.handle(destination(partition));
+            self.owner(partition).partition_opened(destination(partition), records);
+        }
         self.owner(partition).on_visible(destination(partition));
     }
 
@@ -468,7 +509,19 @@ impl Auditor {
         }
     }
 
-    pub fn settled(&self, settle: &Settle, status: SettleStatus) {
+    /// A client is about to settle: a nack may take effect at any time from here on.
+    pub fn settling(&self, settle: &Settle) {
+        if settle.mode == SettleMode::Nack {
+            let mut copies = self.copies.borrow_mut();
+            let copy = copies.get_mut(&(settle.partition, settle.offset)).expect("only delivered records are settled");
+            if matches!(copy, Copy::Leased { nonce, .. } if *nonce == settle.nonce) {
+                *copy = Copy::Free;
+            }
+        }
+    }
+
+    /// The answer to a settle that was made at `asked`.
+    pub fn settled(&self, settle: &Settle, asked: rt::Instant, status: SettleStatus) {
         let key = (settle.partition, settle.offset);
         let mut copies = self.copies.borrow_mut();
         let copy = copies.get_mut(&key).expect("only delivered records are settled");
@@ -478,10 +531,8 @@ impl Auditor {
                 assert!(ours, "D3: {key:?} was acked under a handle that is not the last one");
                 *copy = Copy::Acked;
             }
-            // Another client may have had the record, and settled it, before this answer came.
-            (SettleStatus::Done, SettleMode::Nack) if ours => *copy = Copy::Free,
             (SettleStatus::Done, SettleMode::Extend) if ours => {
-                *copy = Copy::Leased { nonce: settle.nonce, since: rt::now() };
+                *copy = Copy::Leased { nonce: settle.nonce, since: asked };
             }
             _ => {}
         }
@@ -491,12 +542,15 @@ impl Auditor {
         self.copies.borrow().values().filter(|copy| **copy == Copy::Acked).count()
     }
 
-    /// Leases that a client holds and that cannot have lapsed yet.
-    pub fn held(&self, partition: u32) -> u64 {
+    /// Leases that clients hold: those that cannot have lapsed yet, and those that the clients have not settled.
+    pub fn held(&self, partition: u32) -> (u64, u64) {
         let copies = self.copies.borrow();
-        let held = |(key, copy): (&(u32, u64), &Copy)| {
-            key.0 == partition && matches!(copy, Copy::Leased { since, .. } if rt::now() - *since < VISIBILITY)
-        };
-        copies.iter().filter(|entry| held(*entry)).count() as u64
+        let of_partition = copies.iter().filter(|(key, _)| key.0 == partition);
+        let leased = of_partition.filter_map(|(_, copy)| match copy {
+            Copy::Leased { since, .. } => Some(rt::now() - *since),
+            Copy::Free | Copy::Acked => None,
+        });
+        let ages: Vec<Duration> = leased.collect();
+        (ages.iter().filter(|age| **age < VISIBILITY).count() as u64, ages.len() as u64)
     }
 }
