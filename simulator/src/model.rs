@@ -281,10 +281,10 @@ impl Store {
         }
         match settle.mode {
             SettleMode::Ack => (record.acked, record.lease) = (Some(now), None),
-            SettleMode::Nack => record.lease = None,
             SettleMode::Extend => {
                 record.lease = Some((settle.nonce, now + Duration::from_millis(visibility)));
             }
+            _ => record.lease = None,
         }
         SettleStatus::Done
     }

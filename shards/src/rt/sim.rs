@@ -310,7 +310,7 @@ impl Runtime for SimRuntime {
 }
 
 /// The virtual time, if the calling thread is inside a simulation.
-pub(crate) fn now_in_simulation() -> Option<Instant> {
+pub fn now_in_simulation() -> Option<Instant> {
     RUNNING.with(|running| running.borrow().upgrade()).map(|state| state.now.get())
 }
 

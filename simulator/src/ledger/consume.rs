@@ -201,8 +201,8 @@ impl Ledger {
                         self.counts.acked += 1;
                         copy.settled = Settled::Acked(at);
                     }
-                    SettleMode::Nack => {}
                     SettleMode::Extend => own.until = own.until.max(started + visibility),
+                    _ => {}
                 }
             }
             Some(SettleStatus::LeaseGone) => {

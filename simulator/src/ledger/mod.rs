@@ -209,6 +209,7 @@ impl Ledger {
     }
 
     pub fn note(&mut self, at: Instant, text: String) {
+        self.events.extend(crate::trace::take());
         self.events.push(format!("{:>10.6} {text}", at.0 as f64 / 1e9));
     }
 
