@@ -83,7 +83,7 @@ impl Inner {
                 stats.next_offset = log.next_offset();
                 stats.high_watermark = log.high_watermark();
                 stats.size_bytes = log.size_bytes();
-                stats.oldest_segment_at = log.oldest_segment_at();
+                stats.oldest_segment_at = log.oldest_segment_at().map(|ms| ms / 1000);
             }
             if let Some(consumers) = self.queues().consumer_state(destination) {
                 stats.frontier = consumers.frontier;
