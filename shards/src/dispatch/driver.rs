@@ -158,7 +158,7 @@ async fn wait_for_any(durable: Notified, changed: Notified, wake: Notified, time
 fn turn(shared: &Rc<Shared>) -> bool {
     tell(shared);
     shared.core.borrow_mut().pump();
-    let mut acted = false;
+    let mut acted = shared.core.borrow_mut().take_relieved();
     loop {
         let action = shared.core.borrow_mut().next_action();
         let Some(action) = action else { return acted };

@@ -135,8 +135,9 @@ pub struct Core {
     doomed: Vec<LaneId>,
     /// Grows whenever a sibling that was fit may no longer be, or the other way round.
     epoch: u64,
-    /// Staging memory is short.
+    /// Staging memory is short; and some of it was let go since that was last asked.
     pressed: bool,
+    relieved: bool,
     stopping: bool,
     actions: VecDeque<Action>,
     metrics: DispatchMetrics,
@@ -179,6 +180,7 @@ impl Core {
             doomed: Vec::new(),
             epoch: 0,
             pressed: false,
+            relieved: false,
             stopping: false,
             actions: VecDeque::new(),
             metrics: DispatchMetrics::default(),
@@ -253,7 +255,7 @@ impl Core {
         &self.nodes
     }
 
-    /// Staging memory is nearly used up: the next `pump` lets go of what it cannot send (E20).
+    /// Staging memory is nearly used up: the next `pump` sends copies and lets go of what it cannot send (E20).
     pub fn staging_low(&mut self) {
         self.pressed = true;
     }
@@ -279,7 +281,7 @@ impl Core {
             self.release_lingering();
             self.send_due();
             if std::mem::take(&mut self.pressed) {
-                self.let_go();
+                self.relieved |= self.let_go();
             }
             self.read_on();
         }
@@ -293,6 +295,11 @@ impl Core {
             self.checkpoint_stored = checkpoint;
             self.actions.push_back(Action::StoreCheckpoint(checkpoint));
         }
+    }
+
+    /// Whether memory was let go since this was last asked: time to look whether it is still short.
+    pub fn take_relieved(&mut self) -> bool {
+        std::mem::take(&mut self.relieved)
     }
 
     pub fn next_action(&mut self) -> Option<Action> {

@@ -96,10 +96,10 @@ impl Core {
     }
 
     /// Lets go of queued records that lie in staging memory, to be read back later (E20). Those that cannot leave
-    /// soon go first, then the longest queues, until half of them are gone.
-    pub(super) fn let_go(&mut self) {
+    /// soon go first, then the longest queues, until half of them are gone. False when there were none.
+    pub(super) fn let_go(&mut self) -> bool {
         if self.queued_staged == 0 {
-            return;
+            return false;
         }
         let staged = |lane: &Lane| {
             let probe = lane.failing.as_ref().and_then(|failing| failing.probe.as_ref());
@@ -121,9 +121,10 @@ impl Core {
             self.return_probe(id);
             self.refresh(id);
             if self.queued_staged <= enough {
-                return;
+                break;
             }
         }
+        true
     }
 
     // Placing.

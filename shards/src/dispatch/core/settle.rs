@@ -7,7 +7,8 @@ use super::action::{Action, CommitId, Report};
 use super::lane::{Failing, Flight, LaneId, Ready};
 use super::marks::Mark;
 use super::{Core, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, PROBES_MAX, PROBE_BUDGET, REROUTE_AFTER, RETRY_AFTER};
-use crate::peer::{CommitBatch, CommitError, Committed};
+use crate::io::AlignedBuf;
+use crate::peer::{CommitBatch, CommitError, Committed, Record};
 
 impl Core {
     // Sending.
@@ -54,6 +55,7 @@ impl Core {
         let mut seqs = Vec::with_capacity(records.capacity());
         let mut bytes = 0;
         let mut first = None;
+        let mut staged = false;
         while let Some(next) = self.lanes[id].queue.front() {
             let of_a_kind = first.as_ref().is_none_or(|first: &super::lane::Entry| first.named == next.named);
             if !records.is_empty() && (!of_a_kind || bytes + next.bytes > COMMIT_BYTES_MAX) {
@@ -68,6 +70,7 @@ impl Core {
                 continue;
             }
             self.queued_staged -= usize::from(entry.staged);
+            staged |= entry.staged;
             bytes += entry.bytes;
             seqs.push((entry.seq, entry.home));
             if first.is_none() {
@@ -79,9 +82,16 @@ impl Core {
         if lane.queue.is_empty() && lane.queue.capacity() > 512 {
             lane.queue = Default::default(); // a burst's memory is not kept for every partition that ever had one
         }
-        let (Some(first), Some(address), Some(destination)) = (first, lane.address, lane.destination()) else {
+        if staged && self.pressed {
+            copy_out(&mut records);
+        }
+        let (Some(mut first), Some(address), Some(destination)) = (first, lane.address, lane.destination()) else {
             return self.refresh(id);
         };
+        if let Some(record) = records.first().filter(|_| self.pressed) {
+            first.record = record.clone();
+            first.staged = false;
+        }
         let budget = if probe { PROBE_BUDGET } else { COMMIT_BUDGET };
         let accepted_under = (!first.named).then_some(destination.incarnation);
         let batch = CommitBatch { destination, topic: lane.topic.clone(), accepted_under, records, budget };
@@ -351,6 +361,23 @@ impl Core {
         if stored && idle && self.lanes[id].failing.is_some() {
             self.recover(id);
         }
+    }
+}
+
+/// Moves records out of staging memory, which a commit that hangs would pin for as long as its owner likes (E20).
+fn copy_out(records: &mut [Record]) {
+    let mut copy = AlignedBuf::zeroed(records.iter().map(|record| record.body.len()).sum());
+    let mut at = 0;
+    for record in records.iter() {
+        copy[at..at + record.body.len()].copy_from_slice(&record.body);
+        at += record.body.len();
+    }
+    let copy = copy.freeze();
+    at = 0;
+    for record in records {
+        let bytes = record.body.len();
+        record.body = copy.slice(at..at + bytes);
+        at += bytes;
     }
 }
 

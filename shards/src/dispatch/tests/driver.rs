@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::{seq_of, wal_record, MockWal, Topics};
 use crate::api::{MetaCommand, MetaReply};
 use crate::dispatch::{Dispatcher, Environment, Limits, ReadBack, ReadLimit, Source};
+use crate::io::Slice;
 use crate::meta::{Address, Destination, Incarnation, NodeId, Snapshot};
 use crate::peer::{Carrier, CommitBatch, CommitError, Committed, LocalBoxFuture, Lost, Reply, Request};
 use crate::rt::sim::{run, Rng};
@@ -471,6 +472,31 @@ fn e20_memory_pressure_lets_go_and_nothing_is_lost() {
         world.staging_low.set(false);
         dispatcher.drained().await;
         assert_eq!(world.stored(1, 0), (1..=1001).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn e20_under_pressure_a_commit_does_not_pin_staging_memory() {
+    run(12, async {
+        let world = World::new(12);
+        world.topics(&[("orders", 1, &[(0, 0)])]);
+        world.staging_low.set(true);
+        world.mood.set(Mood::Slow(Duration::from_secs(20)));
+        let dispatcher = world.start();
+        // A WAL whose records lie in memory of their own, so that it can be seen who still refers to it.
+        let staging = Slice::copy_from(b"0123456789abcdef");
+        for at in [0, 8] {
+            let mut wal = world.wal.borrow_mut();
+            let mut record = wal_record(wal.next(), "orders", Some(1), 0, 8);
+            record.record.body = staging.slice(at..at + 8);
+            wal.records.push(record);
+        }
+        world.advanced.notify_one();
+        rt::sleep(Duration::from_millis(1)).await;
+        assert_eq!(world.lent.get(), 1);
+        world.wal.borrow_mut().records.iter_mut().for_each(|record| record.record.body = Slice::empty());
+        assert!(staging.try_into_mut().is_ok(), "the commit in flight refers to staging memory");
+        drop(dispatcher);
     });
 }
 
