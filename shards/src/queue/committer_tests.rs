@@ -251,6 +251,9 @@ fn spread(frontier: u64) -> Vec<Range> {
     (0..7).map(|sector| Range { start: start(sector), end: start(sector) + 2 }).collect()
 }
 
+/// What the living process shows to the test.
+type Shared = Rc<RefCell<Option<(Rc<Acks>, Rc<Tracked>)>>>;
+
 #[test]
 fn c72_d17_d19_power_cuts_between_failing_and_slow_syncs_never_lose_what_was_durable() {
     use crate::io::sim::{Fault, NthCall, Op, SimDisk};
@@ -264,7 +267,7 @@ fn c72_d17_d19_power_cuts_between_failing_and_slow_syncs_never_lose_what_was_dur
             let mut at_least = 0;
             for life in 1..5 {
                 // Each life is a process of its own; the last sync before a crash may be slow or fail.
-                let shared: Rc<RefCell<Option<(Rc<Acks>, Rc<Tracked>)>>> = Rc::default();
+                let shared: Shared = Rc::default();
                 let (disk, node_shared, mut node_rng) = (disk.clone(), shared.clone(), rng.fork());
                 handle.spawn_on(life, async move {
                     let committer = Committer::new(disk.clone(), CommitterOptions::default());

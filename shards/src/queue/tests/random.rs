@@ -171,5 +171,5 @@ fn history(seed: u64) {
 
 #[test]
 fn d3_d5_s98_c40_every_record_reaches_one_consumer_and_no_waiter_is_forgotten() {
-    (0..120).for_each(history);
+    (0..80).for_each(history);
 }

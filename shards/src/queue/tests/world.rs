@@ -373,6 +373,10 @@ impl World {
         }
     }
 
+    pub fn home(&self) -> ShardId {
+        self.snapshot.borrow().home(LIFE)
+    }
+
     pub fn owner(&self, partition: u32) -> Rc<ShardQueues> {
         self.shard((partition % u32::from(self.shards)) as ShardId)
     }
