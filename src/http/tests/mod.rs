@@ -7,6 +7,7 @@ mod fake;
 mod pipe;
 mod pipeline;
 mod produce;
+mod socket;
 mod topics;
 
 use std::future::Future;
