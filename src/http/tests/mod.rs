@@ -4,6 +4,7 @@ mod ack;
 mod connection;
 mod consume;
 mod fake;
+mod hostile;
 mod pipe;
 mod pipeline;
 mod produce;
