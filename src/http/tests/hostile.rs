@@ -10,7 +10,7 @@ use super::*;
 
 fn seeds() -> Vec<Vec<u8>> {
     let batch = br#"{"messages":[{"payload":{"a":[1,"x"]},"key":"k"},{"payload":"aGk=","payload_encoding":"base64","partition":1}]}"#;
-    let packed = zstd::bulk::compress(&batch.repeat(1), 3).expect("into memory");
+    let packed = zstd::bulk::compress(batch, 3).expect("into memory");
     let chunked =
         format!("POST /v1/topics/t/produce HTTP/1.1\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n");
     vec![
