@@ -1,4 +1,4 @@
-//! Settings of the HTTP server and of topics (operations.md §3.1, §3.4), validated before they get here.
+//! Limits of the API, and settings of one listener and of topics (operations.md §3.1, §3.4), validated before they get here.
 
 use std::time::Duration;
 
@@ -19,7 +19,6 @@ pub(crate) const CONSUME_BYTES_MAX: usize = 4 << 20;
 pub(crate) const CONSUME_REPLY_BYTES_MAX: usize = 8 << 20;
 pub(crate) const LIST_LIMIT_DEFAULT: usize = 100;
 pub(crate) const LIST_LIMIT_MAX: usize = 1000;
-pub(crate) const TOPIC_NAME_CHARS_MAX: usize = 200;
 pub(crate) const PARTITIONS_MIN: u32 = 3;
 pub(crate) const RETENTION_MS_MIN: u64 = 3_600_000;
 pub(crate) const FANOUT_DELAY_MS_MAX: u64 = 31_536_000_000;

@@ -120,7 +120,8 @@ async fn write_all<S: Write + Unpin>(stream: &mut S, mut bytes: &[u8]) -> std::i
 /// Reads and forgets what the client still sends, until it stops, closes, or has had enough time.
 async fn linger<S: Read + Unpin>(stream: &mut S) {
     let drain = async {
-        let mut scratch = [0u8; 4096];
+        // On the heap: an array would be part of every connection's future.
+        let mut scratch = vec![0u8; 4096];
         let mut total = 0;
         while total < LINGER_BYTES_MAX {
             let mut buf = ReadBuf::new(&mut scratch);

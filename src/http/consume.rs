@@ -83,12 +83,12 @@ async fn queue<B: Broker>(
     let take = Take { max: max.unwrap_or(1), bytes_max: CONSUME_BYTES_MAX };
     let timer = ConsumeTimer::start(call.ctx, topic);
     let result = call.ctx.broker.consume(topic, partition, take, wait).await;
-    timer.finish(match &result {
-        Err(_) => None,
-        Ok(deliveries) if !deliveries.is_empty() => Some(ConsumeOutcome::Hit),
-        Ok(_) if wait.is_zero() => Some(ConsumeOutcome::NoWait),
-        Ok(_) => Some(ConsumeOutcome::Timeout),
-    });
+    match &result {
+        Err(error) => timer.refused(error),
+        Ok(deliveries) if !deliveries.is_empty() => timer.finish(ConsumeOutcome::Hit),
+        Ok(_) if wait.is_zero() => timer.finish(ConsumeOutcome::NoWait),
+        Ok(_) => timer.finish(ConsumeOutcome::Timeout),
+    }
     let deliveries = result?;
     let Some(first) = deliveries.first() else { return Ok(reply::empty(StatusCode::NO_CONTENT)) };
 

@@ -8,7 +8,7 @@ use narad_shards::rt;
 use super::json::write_string;
 use super::pipeline::Call;
 use super::reply::{self, ApiError, Reply};
-use super::{Broker, Health, Readiness};
+use super::{Broker, Health, Readiness, Surface};
 use crate::telemetry::{self, Exposition};
 
 pub(crate) fn healthz<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
@@ -36,7 +36,9 @@ pub(crate) fn readyz<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
 pub(crate) async fn metrics<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
     let shards = call.ctx.broker.metrics().await;
     let http = call.ctx.node_metrics.clone();
-    http.iter().for_each(|metrics| metrics.retire_topics(|name| call.ctx.broker.topic(name).is_some()));
+    if call.ctx.settings.surface != Surface::Probes {
+        http.iter().for_each(|metrics| metrics.retire_topics(|name| call.ctx.broker.topic(name).is_some()));
+    }
     let now_ms = rt::wall_clock_ms();
     let text = rt::blocking(move || {
         let mut page = Exposition::new();

@@ -1,7 +1,7 @@
 //! Counters of the HTTP layer: one set per shard, written by that shard alone, read by whoever is scraped.
 //!
 //! Labels come from closed sets (lesson N45): the route table, eight methods, the statuses of the API. Topics appear
-//! once they exist, and go with the next scrape after they are gone.
+//! once they exist, and go when a consume, a new topic or a scrape on the API port finds that they are gone.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use hyper::Method;
+use narad_shards::api::ConsumeError;
 use narad_shards::rt::{self, Instant};
 
 use super::reply::CLIENT_LEFT;
@@ -79,7 +80,8 @@ impl HttpMetrics {
         self.consumes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Forgets the series of topics that do not exist (any more).
+    /// Forgets the series of topics that do not exist (any more). For callers that know all topics: the listener of
+    /// probes does not.
     pub(crate) fn retire_topics(&self, exists: impl Fn(&str) -> bool) {
         self.known_consumes().retain(|series| {
             let keep = exists(&series.topic);
@@ -160,6 +162,13 @@ impl ConsumeDirectory {
         self.by_topic.borrow().get(topic).filter(|series| !series.retired.load(Relaxed)).cloned()
     }
 
+    /// The topic is gone.
+    fn forget(&self, topic: &str, metrics: &HttpMetrics) {
+        if self.by_topic.borrow_mut().remove(topic).is_some() {
+            metrics.retire_topics(|known| known != topic);
+        }
+    }
+
     fn add(&self, topic: &str, metrics: &HttpMetrics) -> Arc<ConsumeSeries> {
         let series = Arc::new(ConsumeSeries { topic: topic.to_owned(), ..ConsumeSeries::default() });
         metrics.known_consumes().push(series.clone());
@@ -183,11 +192,16 @@ impl<'a, B: Broker> ConsumeTimer<'a, B> {
         ConsumeTimer { ctx, topic, started: rt::now(), finished: false }
     }
 
-    /// `None` when the consume was refused: nothing was waited for.
-    pub fn finish(mut self, outcome: Option<ConsumeOutcome>) {
+    pub fn finish(mut self, outcome: ConsumeOutcome) {
         self.finished = true;
-        if let Some(outcome) = outcome {
-            self.record(outcome);
+        self.record(outcome);
+    }
+
+    /// The consume was refused: nothing was waited for.
+    pub fn refused(mut self, error: &ConsumeError) {
+        self.finished = true;
+        if *error == ConsumeError::TopicNotFound {
+            self.ctx.consumes.forget(self.topic, &self.ctx.metrics);
         }
     }
 
@@ -196,7 +210,11 @@ impl<'a, B: Broker> ConsumeTimer<'a, B> {
             Some(series) => series,
             // Only topics get series, whatever names clients ask for.
             None if self.ctx.broker.topic(self.topic).is_none() => return,
-            None => self.ctx.consumes.add(self.topic, &self.ctx.metrics),
+            None => {
+                // A new topic may follow a deleted one.
+                self.ctx.metrics.retire_topics(|known| self.ctx.broker.topic(known).is_some());
+                self.ctx.consumes.add(self.topic, &self.ctx.metrics)
+            }
         };
         series.waits[outcome as usize].record(rt::now() - self.started);
         if matches!(outcome, ConsumeOutcome::Timeout | ConsumeOutcome::NoWait) {

@@ -25,6 +25,7 @@ mod produce;
 mod query;
 mod reply;
 mod route;
+mod socket;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ pub use config::{HttpSettings, Surface, TopicDefaults};
 pub use conn::serve_connection;
 pub use limits::{ConnectionSlot, NodeLimits};
 pub use metrics::HttpMetrics;
+pub use socket::Socket;
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -15,13 +15,14 @@ use serde_json::value::RawValue;
 use super::body::BodyReader;
 use super::config::{
     TopicDefaults, FANOUT_DELAY_MS_MAX, JSON_BYTES_MAX, LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX, PARTITIONS_MIN,
-    RETENTION_MS_MIN, STATS_WAIT, TOPIC_NAME_CHARS_MAX,
+    RETENTION_MS_MIN, STATS_WAIT,
 };
 use super::json::{self, write_name, write_number, write_string, Fields};
 use super::pipeline::Call;
 use super::query::unsigned;
 use super::reply::{self, ApiError, Reply, PARTITION_OUT_OF_RANGE};
 use super::Broker;
+use crate::control::check_topic_name;
 
 const CHANGED: &str = "topic changed since it was read";
 
@@ -230,10 +231,7 @@ impl<'a> Fields<'a> for CreateTopic<'a> {
 impl CreateTopic<'_> {
     fn check(self, defaults: &TopicDefaults) -> Result<NewTopic, ApiError> {
         let name = self.name.filter(|name| !name.is_empty()).ok_or(ApiError::bad_request("name required"))?;
-        if !is_topic_name(&name) {
-            let text = "invalid topic name: want 1 to 200 characters from A-Z a-z 0-9 . _ - and neither . nor ..";
-            return Err(ApiError::bad_request(text));
-        }
+        check_topic_name(&name).map_err(ApiError::bad_request)?;
         let partitions = match at_least_0("partitions", self.partitions)?.unwrap_or(0) {
             0 => defaults.partitions,
             number => u32::try_from(number)
@@ -295,11 +293,6 @@ impl CreateTopic<'_> {
             owner: None,
         })
     }
-}
-
-fn is_topic_name(name: &str) -> bool {
-    let characters = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'));
-    characters && (1..=TOPIC_NAME_CHARS_MAX).contains(&name.len()) && name != "." && name != ".."
 }
 
 fn at_least_0(name: &str, number: Option<i64>) -> Result<Option<u64>, ApiError> {

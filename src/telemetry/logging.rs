@@ -53,7 +53,7 @@ where
             Level::INFO => "INFO",
             Level::DEBUG | Level::TRACE => "DEBUG",
         };
-        let msg = if fields.msg.is_empty() { self.format.text("") } else { fields.msg };
+        let msg = if fields.msg.is_empty() { quoted(self.format, "") } else { fields.msg };
         match self.format {
             LogFormat::Json => {
                 writeln!(writer, "{{\"time\":\"{time}\",\"level\":\"{level}\",\"msg\":{msg}{}}}", fields.rest)
@@ -63,14 +63,12 @@ where
     }
 }
 
-impl LogFormat {
-    /// A string as this format writes it.
-    fn text(self, value: &str) -> String {
-        let bare = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '=' | '\\');
-        match self {
-            LogFormat::Text if !value.is_empty() && value.chars().all(bare) => value.to_owned(),
-            _ => serde_json::to_string(value).unwrap_or_default(),
-        }
+/// A string as the format writes it.
+fn quoted(format: LogFormat, value: &str) -> String {
+    let bare = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '=' | '\\');
+    match format {
+        LogFormat::Text if !value.is_empty() && value.chars().all(bare) => value.to_owned(),
+        _ => serde_json::to_string(value).unwrap_or_default(),
     }
 }
 
@@ -82,14 +80,14 @@ struct Fields {
 }
 
 impl Fields {
-    /// `value` is a number or boolean, or was made by [`LogFormat::text`].
+    /// `value` is a number or boolean, or was made by [`quoted`].
     fn put(&mut self, field: &Field, value: &str) {
         let written = match (field.name(), self.format) {
             ("message", _) => {
                 self.msg = value.to_owned();
                 Ok(())
             }
-            (name, LogFormat::Json) => write!(self.rest, ",{}:{value}", LogFormat::Json.text(name)),
+            (name, LogFormat::Json) => write!(self.rest, ",{}:{value}", quoted(LogFormat::Json, name)),
             (name, LogFormat::Text) => write!(self.rest, " {name}={value}"),
         };
         debug_assert!(written.is_ok(), "writing into memory cannot fail");
@@ -98,12 +96,12 @@ impl Fields {
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let text = self.format.text(&format!("{value:?}"));
+        let text = quoted(self.format, &format!("{value:?}"));
         self.put(field, &text);
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        let text = self.format.text(value);
+        let text = quoted(self.format, value);
         self.put(field, &text);
     }
 
@@ -121,7 +119,7 @@ impl Visit for Fields {
 
     fn record_f64(&mut self, field: &Field, value: f64) {
         // JSON has no infinity and no NaN.
-        let text = if value.is_finite() { value.to_string() } else { self.format.text(&value.to_string()) };
+        let text = if value.is_finite() { value.to_string() } else { quoted(self.format, &value.to_string()) };
         self.put(field, &text);
     }
 }
@@ -219,5 +217,4 @@ mod tests {
             assert_eq!(timestamp(seconds * 1_000_000), text);
         }
     }
-
 }

@@ -2,8 +2,10 @@
 //! have served are added up; its gauges come from the shard that has it now.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
-use narad_shards::metrics::{PartitionMetrics, ShardMetrics};
+use narad_shards::log::{LogLatencies, LogMetrics};
+use narad_shards::metrics::{Histogram, PartitionMetrics, ShardMetrics};
 
 use super::exposition::{Exposition, Kind};
 
@@ -15,8 +17,32 @@ pub fn render_shards(page: &mut Exposition, shards: &[ShardMetrics], now_ms: u64
         add(sum, figures);
     }
     render_partitions(page, &partitions, now_ms);
+    render_logs(page, &partitions);
     render_topics(page, &partitions);
+    render_ingress(page, shards);
+    render_dispatch(page, shards);
     render_runtime(page, shards);
+}
+
+/// Bounds of histograms that count records, and of those that time the device.
+const RECORDS: [f64; 12] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0];
+const DEVICE_SECONDS: [f64; 15] =
+    [0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0];
+const MICROS: f64 = 1e6;
+
+/// A family with one sample for each shard.
+fn per_shard(
+    page: &mut Exposition,
+    shards: &[ShardMetrics],
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    value: impl Fn(&ShardMetrics) -> f64,
+) {
+    page.family(name, kind, help);
+    for shard in shards {
+        page.sample(&[("shard", &shard.shard)], value(shard));
+    }
 }
 
 /// Counters add up. A gauge is 0 where the partition is not served, so the largest is the live one.
@@ -37,6 +63,21 @@ fn add(sum: &mut PartitionMetrics, more: &PartitionMetrics) {
     sum.size_bytes = sum.size_bytes.max(more.size_bytes);
     sum.segments = sum.segments.max(more.segments);
     sum.oldest_unsettled_ms = sum.oldest_unsettled_ms.max(more.oldest_unsettled_ms);
+    let (sum, more) = (&mut sum.log, &more.log);
+    sum.commits += more.commits;
+    sum.commits_failed += more.commits_failed;
+    sum.written_bytes += more.written_bytes;
+    sum.read_back_mismatches += more.read_back_mismatches;
+    sum.damage_found += more.damage_found;
+    match (&mut sum.latencies, &more.latencies) {
+        (Some(sum), Some(more)) => {
+            let added = sum.durable_write_us.add(&more.durable_write_us);
+            let added = added.and(sum.read_back_us.add(&more.read_back_us));
+            debug_assert!(added.is_ok(), "histograms that resize take every value");
+        }
+        (sum @ None, Some(more)) => *sum = Some(more.clone()),
+        (_, None) => {}
+    }
 }
 
 type Partitions<'a> = BTreeMap<(&'a str, u32), PartitionMetrics>;
@@ -78,6 +119,40 @@ fn render_partitions(page: &mut Exposition, partitions: &Partitions<'_>, now_ms:
     family("narad_segments", Gauge, "Segment files.", &|p| p.segments as f64);
 }
 
+fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
+    type Recorded = fn(&LogLatencies) -> &Histogram;
+    let families: [(&'static str, &'static str, Recorded); 2] = [
+        ("narad_storage_fsync_duration_seconds", "Durable write of one commit: flush and sync in one.", |l| {
+            &l.durable_write_us
+        }),
+        ("narad_storage_read_back_duration_seconds", "Reading a commit back and checking it.", |l| &l.read_back_us),
+    ];
+    for (name, help, recorded) in families {
+        page.family(name, Kind::Histogram, help);
+        for ((topic, partition), figures) in partitions {
+            if let Some(latencies) = &figures.log.latencies {
+                let labels: [(&str, &dyn Display); 2] = [("topic", topic), ("partition", partition)];
+                page.recorded(&labels, &DEVICE_SECONDS, recorded(latencies), MICROS);
+            }
+        }
+    }
+    let mut family = |name, help, value: fn(&LogMetrics) -> u64| {
+        page.family(name, Kind::Counter, help);
+        for ((topic, partition), figures) in partitions {
+            page.sample(&[("topic", topic), ("partition", partition)], value(&figures.log));
+        }
+    };
+    family("narad_storage_flush_bytes_total", "Bytes written by commits, padding included.", |l| l.written_bytes);
+    family("narad_storage_commits_total", "Commits.", |l| l.commits);
+    family("narad_storage_commits_failed_total", "Commits that failed.", |l| l.commits_failed);
+    family("narad_storage_read_back_mismatches_total", "Commits that came back from the device different.", |l| {
+        l.read_back_mismatches
+    });
+    family("narad_storage_damage_found_total", "Places where synced records cannot be read any more.", |l| {
+        l.damage_found
+    });
+}
+
 fn render_topics(page: &mut Exposition, partitions: &Partitions<'_>) {
     let mut topics: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
     for ((topic, _), figures) in partitions {
@@ -102,15 +177,105 @@ fn render_topics(page: &mut Exposition, partitions: &Partitions<'_>) {
     page.single("narad_partitions_total", Kind::Gauge, "Partitions owned by this node.", partitions.len());
 }
 
-fn render_runtime(page: &mut Exposition, shards: &[ShardMetrics]) {
-    let mut family = |name, kind, help, value: &dyn Fn(&ShardMetrics) -> f64| {
-        page.family(name, kind, help);
-        for shard in shards {
-            page.sample(&[("shard", &shard.shard)], value(shard));
+fn render_ingress(page: &mut Exposition, shards: &[ShardMetrics]) {
+    use Kind::{Counter, Gauge};
+    let failed = shards.iter().any(|shard| shard.wal.failed);
+    let failed_help = "1 once an ingress log has failed: every produce is answered 500 until a restart.";
+    page.single("narad_ingress_wal_failed", Gauge, failed_help, u8::from(failed));
+    let backlog: u64 = shards.iter().map(|shard| shard.wal.backlog_records).sum();
+    let backlog_help = "Records that a restart would replay.";
+    page.single("narad_ingress_dispatch_backlog_records", Gauge, backlog_help, backlog);
+
+    page.family("narad_ingress_group_records", Kind::Histogram, "Records made durable by one write.");
+    for shard in shards {
+        page.recorded(&[("shard", &shard.shard)], &RECORDS, &shard.wal.group_records, 1.0);
+    }
+    page.family("narad_ingress_sync_seconds", Kind::Histogram, "Durable write of one group.");
+    for shard in shards {
+        page.recorded(&[("shard", &shard.shard)], &DEVICE_SECONDS, &shard.wal.flush_us, MICROS);
+    }
+    let mut family = |name, kind, help, value: fn(&ShardMetrics) -> u64| {
+        per_shard(page, shards, name, kind, help, |shard| value(shard) as f64);
+    };
+    family("narad_ingress_records_total", Counter, "Records made durable.", |s| s.wal.records);
+    family("narad_ingress_written_bytes_total", Counter, "Bytes written for them.", |s| s.wal.bytes_written);
+    family("narad_ingress_rolls_total", Counter, "Segments begun.", |s| s.wal.rolls);
+    family("narad_ingress_rolls_unprepared_total", Counter, "Segments begun without preparation.", |s| {
+        s.wal.rolls_unprepared
+    });
+    family("narad_ingress_appends_unavailable_total", Counter, "Appends refused for want of a segment.", |s| {
+        s.wal.appends_unavailable
+    });
+    family("narad_ingress_appends_exhausted_total", Counter, "Appends refused for want of staging memory.", |s| {
+        s.wal.appends_exhausted
+    });
+    family("narad_ingress_read_back_records_total", Counter, "Records read back for the dispatcher.", |s| {
+        s.wal.records_read_back
+    });
+    family("narad_ingress_live_bytes", Gauge, "Bytes of segments that compaction has not reclaimed.", |s| {
+        s.wal.live_bytes
+    });
+    family("narad_ingress_segments", Gauge, "Segments that hold records.", |s| s.wal.segments);
+    family("narad_ingress_spare_segments", Gauge, "Segments ready for the next roll.", |s| s.wal.spares);
+    family("narad_ingress_staging_bytes", Gauge, "Staging memory.", |s| s.wal.staging_bytes);
+}
+
+fn render_dispatch(page: &mut Exposition, shards: &[ShardMetrics]) {
+    use Kind::{Counter, Gauge};
+    page.family("narad_dispatch_batch_records", Kind::Histogram, "Records of one commit.");
+    for shard in shards {
+        page.recorded(&[("shard", &shard.shard)], &RECORDS, &shard.dispatch.batch_records, 1.0);
+    }
+    page.family("narad_dispatch_commit_seconds", Kind::Histogram, "A successful commit, until its answer.");
+    for shard in shards {
+        let latency = &shard.dispatch.commit_latency_us;
+        page.recorded(&[("shard", &shard.shard)], &DEVICE_SECONDS, latency, MICROS);
+    }
+    page.family("narad_dispatch_commits_total", Counter, "Commits sent, by outcome; hung ones are counted twice.");
+    for shard in shards {
+        let figures = &shard.dispatch;
+        let ok = figures.commits.saturating_sub(figures.commits_failed + figures.commits_refused);
+        for (outcome, count) in [
+            ("ok", ok.saturating_sub(figures.commits_in_flight)),
+            ("failed", figures.commits_failed),
+            ("refused", figures.commits_refused),
+            ("hung", figures.commits_hung),
+        ] {
+            page.sample(&[("shard", &shard.shard), ("outcome", &outcome)], count);
         }
+    }
+    let mut family = |name, kind, help, value: fn(&ShardMetrics) -> u64| {
+        per_shard(page, shards, name, kind, help, |shard| value(shard) as f64);
+    };
+    family("narad_dispatch_committed_records_total", Counter, "Records committed.", |s| s.dispatch.records_committed);
+    family("narad_dispatch_rerouted_records_total", Counter, "Records sent to a sibling partition.", |s| {
+        s.dispatch.records_rerouted
+    });
+    family("narad_dispatch_discarded_records_total", Counter, "Records of topics that are gone.", |s| {
+        s.dispatch.records_discarded
+    });
+    family("narad_dispatch_read_failures_total", Counter, "Reads of the ingress log that failed.", |s| {
+        s.dispatch.read_failures
+    });
+    family("narad_dispatch_commits_in_flight", Gauge, "Commits in flight.", |s| s.dispatch.commits_in_flight);
+    family("narad_dispatch_held_records", Gauge, "Records queued or in flight.", |s| s.dispatch.held_records);
+    family("narad_dispatch_held_bytes", Gauge, "Bytes of them.", |s| s.dispatch.held_bytes);
+    family("narad_dispatch_skipped_records", Gauge, "Records left in the ingress log, to be read again.", |s| {
+        s.dispatch.skipped_records
+    });
+    family("narad_dispatch_destinations", Gauge, "Partitions with records on their way.", |s| s.dispatch.destinations);
+    family("narad_dispatch_destinations_failing", Gauge, "Of these, failing.", |s| s.dispatch.destinations_failing);
+    family("narad_dispatch_destinations_hung", Gauge, "Of these, with a commit that hangs.", |s| {
+        s.dispatch.destinations_hung
+    });
+}
+
+fn render_runtime(page: &mut Exposition, shards: &[ShardMetrics]) {
+    let mut family = |name, kind, help, value: fn(&ShardMetrics) -> f64| {
+        per_shard(page, shards, name, kind, help, value);
     };
     use Kind::{Counter, Gauge};
-    family("narad_runtime_busy_ratio", Gauge, "Share of the time since start that the core was at work.", &|s| {
+    family("narad_runtime_busy_ratio", Gauge, "Share of the time since start that the core was at work.", |s| {
         let total = s.runtime.busy_nanos + s.runtime.idle_nanos;
         if total == 0 {
             0.0
@@ -118,31 +283,37 @@ fn render_runtime(page: &mut Exposition, shards: &[ShardMetrics]) {
             s.runtime.busy_nanos as f64 / total as f64
         }
     });
-    family("narad_runtime_busy_seconds_total", Counter, "Time that the core was at work.", &|s| {
+    family("narad_runtime_busy_seconds_total", Counter, "Time that the core was at work.", |s| {
         s.runtime.busy_nanos as f64 / 1e9
     });
-    family("narad_runtime_idle_seconds_total", Counter, "Time that the core was parked.", &|s| {
+    family("narad_runtime_idle_seconds_total", Counter, "Time that the core was parked.", |s| {
         s.runtime.idle_nanos as f64 / 1e9
     });
-    family("narad_runtime_turns_total", Counter, "Turns of the event loop.", &|s| s.runtime.turns as f64);
-    family("narad_runtime_enters_total", Counter, "System calls into the ring.", &|s| s.runtime.enters as f64);
-    family("narad_runtime_enter_seconds_total", Counter, "Time spent in them.", &|s| {
-        s.runtime.enter_nanos as f64 / 1e9
-    });
-    family("narad_runtime_submissions_total", Counter, "Operations submitted to the ring.", &|s| {
+    family("narad_runtime_turns_total", Counter, "Turns of the event loop.", |s| s.runtime.turns as f64);
+    family("narad_runtime_enters_total", Counter, "System calls into the ring.", |s| s.runtime.enters as f64);
+    family("narad_runtime_enter_seconds_total", Counter, "Time spent in them.", |s| s.runtime.enter_nanos as f64 / 1e9);
+    family("narad_consumers_parked", Gauge, "Consumes that wait on this shard.", |s| s.queue.parked as f64);
+    family("narad_runtime_submissions_total", Counter, "Operations submitted to the ring.", |s| {
         s.runtime.submissions as f64
     });
-    family("narad_runtime_completions_total", Counter, "Operations that the ring completed.", &|s| {
+    family("narad_runtime_completions_total", Counter, "Operations that the ring completed.", |s| {
         s.runtime.completions as f64
     });
-    family("narad_runtime_cq_overflow_total", Counter, "Completions that did not fit the queue.", &|s| {
+    family("narad_runtime_cq_overflow_total", Counter, "Completions that did not fit the queue.", |s| {
         s.runtime.cq_overflow as f64
     });
-    family("narad_runtime_ring_depth", Gauge, "Operations in flight on the ring.", &|s| s.runtime.ring_depth as f64);
-    family("narad_ingress_staged_bytes", Gauge, "Bytes in staging buffers of the ingress log.", &|s| {
+    family("narad_runtime_ring_depth", Gauge, "Operations in flight on the ring.", |s| s.runtime.ring_depth as f64);
+    family("narad_ingress_staged_bytes", Gauge, "Bytes in staging buffers of the ingress log.", |s| {
         s.runtime.staged_bytes as f64
     });
-    family("narad_http_connections", Gauge, "Open client connections.", &|s| s.runtime.connections as f64);
+    family("narad_http_connections", Gauge, "Open client connections.", |s| s.runtime.connections as f64);
+    let submit_help = "A system call that submitted and did not wait.";
+    page.family("narad_runtime_submit_seconds", Kind::Histogram, submit_help);
+    for shard in shards {
+        if let Some(enter_us) = &shard.enter_us {
+            page.recorded(&[("shard", &shard.shard)], &DEVICE_SECONDS, enter_us, MICROS);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -150,6 +321,15 @@ mod tests {
     use narad_shards::meta::{Destination, Incarnation};
 
     use super::*;
+
+    fn latencies(micros: u64) -> Box<LogLatencies> {
+        let mut latencies = LogLatencies {
+            durable_write_us: narad_shards::metrics::histogram(),
+            read_back_us: narad_shards::metrics::histogram(),
+        };
+        latencies.durable_write_us.record(micros).expect("resizes");
+        Box::new(latencies)
+    }
 
     #[test]
     fn counters_of_a_moved_partition_add_up_and_gauges_do_not() {
@@ -160,6 +340,7 @@ mod tests {
             high_watermark,
             oldest_unsettled_ms: if high_watermark > 0 { 1_000 } else { 0 },
             nacked: 2,
+            log: LogMetrics { written_bytes: produced, latencies: Some(latencies(produced)), ..LogMetrics::default() },
             ..PartitionMetrics::default()
         };
         let mut shards = vec![ShardMetrics::default(), ShardMetrics { shard: 1, ..ShardMetrics::default() }];
@@ -168,6 +349,11 @@ mod tests {
         shards[1].partitions.insert(destination, figures(5, 12, 15));
         shards[1].runtime.busy_nanos = 1;
         shards[1].runtime.idle_nanos = 3;
+        shards[0].wal.backlog_records = 2;
+        shards[1].wal.backlog_records = 5;
+        shards[1].wal.failed = true;
+        shards[0].wal.group_records.record_n(3, 2).expect("resizes");
+        shards[0].wal.flush_us.record(150).expect("resizes");
         let mut page = Exposition::new();
         render_shards(&mut page, &shards, 3_500);
         let text = page.finish();
@@ -178,6 +364,15 @@ mod tests {
             "narad_nack_total{topic=\"orders\"} 4",
             "narad_ack_rejected_total{reason=\"no_lease\"} 0",
             "narad_partitions_total 1",
+            "narad_storage_flush_bytes_total{topic=\"orders\",partition=\"4\"} 15",
+            "narad_storage_fsync_duration_seconds_count{topic=\"orders\",partition=\"4\"} 2",
+            "narad_storage_fsync_duration_seconds_bucket{topic=\"orders\",partition=\"4\",le=\"0.00001\"} 2",
+            "narad_ingress_wal_failed 1",
+            "narad_ingress_dispatch_backlog_records 7",
+            "narad_ingress_group_records_bucket{shard=\"0\",le=\"4\"} 2",
+            "narad_ingress_group_records_sum{shard=\"0\"} 6",
+            "narad_ingress_sync_seconds_bucket{shard=\"0\",le=\"0.0001\"} 0",
+            "narad_ingress_sync_seconds_bucket{shard=\"0\",le=\"0.0002\"} 1",
             "narad_runtime_busy_ratio{shard=\"1\"} 0.25",
             "narad_runtime_busy_ratio{shard=\"0\"} 0",
         ] {

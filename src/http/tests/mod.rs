@@ -4,9 +4,11 @@ mod ack;
 mod connection;
 mod consume;
 mod fake;
+mod hostile;
 mod pipe;
 mod pipeline;
 mod produce;
+mod socket;
 mod topics;
 
 use std::future::Future;
