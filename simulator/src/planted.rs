@@ -66,7 +66,7 @@ fn every_planted_bug_is_found() {
     ];
     for (bug, rule) in planted {
         let found =
-            worlds(bug, 120).position(|report| report.violations.iter().any(|violation| violation.rule == rule));
+            small_worlds(bug, 120).position(|report| report.violations.iter().any(|violation| violation.rule == rule));
         assert!(found.is_some(), "{bug:?} is not found as {rule:?}");
     }
 }
