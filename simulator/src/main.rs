@@ -99,7 +99,7 @@ fn main() -> ExitCode {
         let _ = tracing::subscriber::set_global_default(trace::Capture);
         let report = run(seed, true, arguments.model);
         print_failure(&report, true);
-        println!("{:?}, {:?} simulated", report.counts, report.virtual_time);
+        println!("{:?}, {:?} simulated, {} disk calls", report.counts, report.virtual_time, report.disk_calls);
         return if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let begin = Instant::now();

@@ -3,8 +3,6 @@
 
 mod consume;
 mod inside;
-#[cfg(test)]
-mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
