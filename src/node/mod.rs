@@ -14,7 +14,6 @@ mod ports;
 mod run;
 mod serving;
 mod shard_thread;
-mod socket;
 
 #[cfg(test)]
 mod tests;

@@ -10,8 +10,7 @@ use narad_shards::io::Listener;
 use narad_shards::rt::sync::Notify;
 use narad_shards::rt::{self, Queue};
 
-use super::socket::Socket;
-use crate::http::{serve_connection, Broker, HttpContext};
+use crate::http::{serve_connection, Broker, HttpContext, Socket};
 
 /// How often a listener that is at its cap looks whether a place is free again, should another shard have freed it.
 const FULL_INTERVAL: Duration = Duration::from_millis(20);

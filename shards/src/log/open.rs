@@ -153,6 +153,7 @@ impl PartitionLog {
                     sealed: VecDeque::new(),
                     active: None,
                     next_offset: 0,
+                    oldest_at_close: None,
                     high_watermark: 0,
                     dir_exists: listing.dir_exists,
                     hwm_file: listing.hwm,

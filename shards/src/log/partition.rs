@@ -49,6 +49,8 @@ pub(super) struct State {
     /// `None` until the first commit makes one.
     pub active: Option<Active>,
     pub next_offset: u64,
+    /// What `oldest` was when the log was closed.
+    pub oldest_at_close: Option<u64>,
     pub high_watermark: u64,
     /// The directory exists, by the listing or by our own making.
     pub dir_exists: bool,
@@ -110,6 +112,9 @@ impl Active {
 
 impl State {
     pub fn oldest(&self) -> u64 {
+        if let Some(oldest) = self.oldest_at_close {
+            return oldest;
+        }
         let active = self.active.as_ref().map_or(self.next_offset, |active| active.base);
         self.sealed.front().map_or(active, |segment| segment.base)
     }
@@ -249,6 +254,9 @@ impl PartitionLog {
         let announce = {
             let mut state = self.inner.state.borrow_mut();
             state.phase = phase;
+            // A closed log has lost nothing: consumers that still look at it must not take its records for expired
+            // and move their position past them (C68).
+            state.oldest_at_close = Some(state.oldest());
             if phase == Phase::Closed {
                 state.active = None;
                 state.sealed.clear();

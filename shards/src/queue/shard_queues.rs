@@ -79,6 +79,8 @@ pub struct ShardQueues {
     homes: RefCell<BTreeMap<Incarnation, Home>>,
     waiters_made: Cell<u64>,
     stopping: Cell<bool>,
+    /// Positions have been made durable for good.
+    closed: Cell<bool>,
     pub(super) metrics: RefCell<QueueMetrics>,
 }
 
@@ -95,6 +97,7 @@ impl ShardQueues {
             homes: RefCell::default(),
             waiters_made: Cell::new(0),
             stopping: Cell::new(false),
+            closed: Cell::new(false),
             metrics: RefCell::default(),
         })
     }
@@ -249,9 +252,10 @@ impl ShardQueues {
     }
 
     /// Answers everybody who waits, then makes all positions exact and durable (D18). Requests must have been
-    /// answered before: an ack that comes later settles in memory alone.
+    /// answered before: an ack that comes later is refused.
     pub async fn shutdown(&self) -> std::io::Result<()> {
         self.release_waiters();
+        self.closed.set(true);
         self.committer.close_all().await
     }
 
@@ -516,6 +520,10 @@ impl ShardQueues {
 
     /// Settles leases of partitions that this shard serves. What is not open here has no leases (C26).
     pub(super) fn settle_here(&self, incarnation: Incarnation, settles: &[Settle]) -> Vec<SettleStatus> {
+        if self.closed.get() {
+            // Positions are written for the last time: an ack taken now would be confirmed and forgotten (D18).
+            return vec![SettleStatus::OwnerDown; settles.len()];
+        }
         let topic = self.topic(incarnation);
         let settle = |settle: &Settle| match &topic {
             None => SettleStatus::LeaseGone,

@@ -141,6 +141,11 @@ impl Inner {
             return Err(format!("topic {} was deleted", partition.topic));
         }
         let (shard, destination) = (self.me.clone(), partition.destination);
+        // Before the first append: later nothing would tell that records below a too high position are new (G20).
+        self.queues()
+            .log_opened(destination, &dir, log.high_watermark())
+            .await
+            .map_err(|error| format!("the consumer position in {} cannot be read: {error}", dir.display()))?;
         log.set_on_visible(Rc::new(move || {
             if let Some(inner) = shard.upgrade() {
                 inner.queues().on_visible(destination);
