@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::cache::{CachedFrame, Extent};
-use super::frame::{self, FrameCodec, FrameHead, FramePlan, FRAME_BYTES_TARGET, HEAD_BYTES};
+use super::frame::{self, FrameCodec, FrameHead, FramePlan, FRAME_BYTES, HEAD_BYTES};
 use super::open::zero_out;
 use super::partition::{HwmFile, PartitionLog, Phase};
 use super::section::Held;
@@ -80,7 +80,7 @@ impl PartitionLog {
 
     async fn append_checked(&self, runs: &[&[Record]]) -> Result<u64, AppendError> {
         self.writable()?;
-        let plans = frame::plan(runs.iter().flat_map(|run| run.iter()));
+        let plans = frame::plan(runs.iter().flat_map(|run| run.iter()), self.inner.options.frame_bytes);
         let most: usize = plans.iter().map(FramePlan::total_bytes).sum();
         if most == 0 {
             return Err(AppendError::Failed("a commit without records".into()));
@@ -187,7 +187,7 @@ impl PartitionLog {
         let Codec::Zstd(level) = self.inner.options.codec else { return (FrameCodec::None, payload.len()) };
         let mut decoded = payload.to_vec();
         let shorter = payload.len().saturating_sub(1);
-        let compressed = if decoded.len() <= FRAME_BYTES_TARGET {
+        let compressed = if decoded.len() <= FRAME_BYTES {
             self.inner.shared.compress(level, &decoded, &mut payload[..shorter])
         } else {
             let compressed = rt::blocking(move || {

@@ -6,7 +6,6 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use super::append::AppendError;
-use super::frame;
 use super::partition::PartitionLog;
 use crate::meta::Incarnation;
 use crate::peer::{CommitBatch, CommitError, Committed, LocalBoxFuture, Record};
@@ -173,11 +172,11 @@ impl Inner {
                 _ => {}
             }
             let (more_records, more_bytes) = (queued.batch.records.len() as u64, body_bytes(&queued.batch));
-            if drained.is_empty() && frame::stored_bytes_max(more_records, more_bytes) > room {
+            if drained.is_empty() && resolved.log.stored_bytes_max(more_records, more_bytes) > room {
                 room = resolved.log.segment_room_bytes(); // this one makes the log roll
             }
             let fits = bytes + more_bytes <= CYCLE_BYTES_MAX
-                && frame::stored_bytes_max(records + more_records, bytes + more_bytes) <= room;
+                && resolved.log.stored_bytes_max(records + more_records, bytes + more_bytes) <= room;
             if !fits && !drained.is_empty() {
                 queue.push_front(queued);
                 break;

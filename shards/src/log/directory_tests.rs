@@ -175,3 +175,32 @@ fn s10_to_s13_the_inventory_tells_live_stale_and_unmarked_apart() {
         assert_eq!(found[1].quarantined, [("p00001.quarantine".to_owned(), 77)]);
     });
 }
+
+#[test]
+fn e1_a_marker_that_a_killed_process_left_unsynced_is_made_durable_before_use() {
+    for calls in 0..12 {
+        let simulation = sim::Sim::new(calls);
+        let handle = simulation.clone();
+        simulation.run(async move {
+            let device = SimDisk::new(calls);
+            let disk = Disk::Sim(device.clone());
+            disk.create_dir(Path::new("/topics")).await.expect("simulated");
+            disk.sync_dir(Path::new("/")).await.expect("simulated");
+            let directories = TopicDirectories::new(disk.clone(), PathBuf::from("/topics"));
+            device.freeze_after(calls);
+            let (stamping, noted) = (directories.clone(), Noted { disk: disk.clone(), calls: Rc::default() });
+            handle.spawn_on(1, async move {
+                let _ = stamping.prepare("orders", NEW, &noted).await; // killed wherever it stands
+            });
+            crate::rt::sleep(std::time::Duration::from_secs(1)).await;
+            handle.kill(1);
+            device.clear_faults();
+            device.process_crash();
+            crate::rt::sleep(std::time::Duration::from_millis(6)).await;
+            let noted = Noted { disk: disk.clone(), calls: Rc::default() };
+            directories.prepare("orders", NEW, &noted).await.expect("after any kill");
+            device.power_cut_as(crate::io::sim::Survival::Nothing);
+            assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches), "after {calls} calls");
+        });
+    }
+}

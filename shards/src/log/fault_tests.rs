@@ -209,9 +209,10 @@ fn n5_a_full_disk_fails_cleanly_and_heals_when_space_returns() {
 }
 
 #[test]
-fn a_fill_ahead_that_fails_costs_nothing_but_time() {
+fn a_fill_ahead_that_fails_or_stalls_costs_nothing_but_time() {
     for fault in [Fault::NoSpace, Fault::Fail, Fault::Stall(Duration::from_secs(3))] {
-        run(5, move |bench| async move {
+        sim::run(5, async move {
+            let bench = Bench::new(SimDisk::new(5), LogOptions::default()).await;
             for op in [Op::Write, Op::SyncData] {
                 bench.device.inject(NthCall::new(op, 1, fault).on(SEGMENT).times(3));
             }
@@ -219,8 +220,8 @@ fn a_fill_ahead_that_fails_costs_nothing_but_time() {
                 assert!(bench.commit(vec![numbered(number, 500), numbered(number, 9_000)]).await.is_ok());
             }
             bench.device.clear_faults();
-            let log = bench.reopen().await;
-            let (records, unreadable) = read_all(&log).await;
+            rt::sleep(Duration::from_secs(10)).await; // what was stalled has landed
+            let (records, unreadable) = read_all(&bench.reopen().await).await;
             assert_eq!((records.len(), unreadable.len()), (120, 0));
         });
     }
@@ -295,5 +296,42 @@ fn a_slow_disk_only_takes_longer() {
             assert!(bench.commit(vec![numbered(number, 500)]).await.is_ok());
         }
         holds_exactly(&bench, 5).await;
+    });
+}
+
+#[test]
+fn a_close_waits_for_the_fill_under_way() {
+    sim::run(10, async {
+        let bench = Bench::new(SimDisk::new(10), LogOptions::default()).await;
+        bench.device.inject(NthCall::new(Op::Write, 1, Fault::Stall(Duration::from_secs(3))).on(SEGMENT));
+        for number in 0..4 {
+            bench.commit(vec![numbered(number, 9_000)]).await.expect("committed");
+        }
+        bench.open().await.close().await;
+        // The zeros on their way then would land in the middle of these.
+        for number in 4..14 {
+            bench.commit(vec![numbered(number, 9_000)]).await.expect("committed");
+        }
+        rt::sleep(Duration::from_secs(10)).await;
+        let (records, unreadable) = read_all(&bench.reopen().await).await;
+        assert_eq!((records.len(), unreadable.len()), (14, 0));
+    });
+}
+
+#[test]
+fn s94_a_medium_that_errs_once_costs_no_record() {
+    run(11, |bench| async move {
+        bench.commit_numbered(0, 5, 5_000).await;
+        let log = bench.reopen().await;
+        let path = bench.gate.dir.join("00000000000000000000.log");
+        bench.device.flip_bit(&path, 4096 + 100, 1);
+        bench.device.inject(NthCall::new(Op::Read, 2, Fault::Stall(Duration::from_millis(50))).on(SEGMENT));
+        let device = bench.device.clone();
+        rt::spawn(rt::Queue::Foreground, async move {
+            rt::sleep(Duration::from_millis(20)).await;
+            device.flip_bit(&path, 4096 + 100, 1);
+        });
+        assert_eq!(log.read(0, 1, 1).await.map(|r| r.len()), Ok(1));
+        assert_eq!((log.next_readable(0), log.metrics().damage_found), (0, 0));
     });
 }

@@ -23,9 +23,9 @@ pub const HEAD_BYTES: usize = 48;
 pub const FRAME_ALIGNMENT: usize = 16;
 /// Envelope of one record.
 pub const ENVELOPE_BYTES: usize = 8;
-/// A frame is closed before the record that would carry it past this. Small enough to be checked or compressed well
-/// under a millisecond, and to be read whole for a single record.
-pub const FRAME_BYTES_TARGET: usize = 256 << 10;
+/// What a frame holds at most, unless a single record is larger: small enough to be checked or compressed well under a
+/// millisecond, and to be read whole for a single record.
+pub const FRAME_BYTES: usize = 256 << 10;
 /// Bound on what a compressed frame may claim to expand to (S21).
 pub const DECODED_BYTES_MAX: usize = 64 << 20;
 
@@ -157,13 +157,14 @@ impl FramePlan {
     }
 }
 
-/// Divides a run of records into frames, at record borders (S19).
-pub fn plan<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<FramePlan> {
+/// Divides a run of records into frames, at record borders (S19): a frame is closed before the record that would carry
+/// it past `frame_bytes`.
+pub fn plan<'a>(records: impl Iterator<Item = &'a Record>, frame_bytes: usize) -> Vec<FramePlan> {
     let mut frames = Vec::new();
     let mut open = FramePlan { records: 0, decoded_bytes: 0 };
     for record in records {
         let bytes = ENVELOPE_BYTES + record.body.len();
-        if open.records > 0 && open.decoded_bytes + bytes > FRAME_BYTES_TARGET {
+        if open.records > 0 && open.decoded_bytes + bytes > frame_bytes {
             frames.push(open);
             open = FramePlan { records: 0, decoded_bytes: 0 };
         }
@@ -177,10 +178,10 @@ pub fn plan<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<FramePlan> {
 }
 
 /// An upper bound of what `plan` would need on disk for so many records with so many key and payload bytes.
-pub fn stored_bytes_max(records: u64, body_bytes: u64) -> u64 {
+pub fn stored_bytes_max(records: u64, body_bytes: u64, frame_bytes: usize) -> u64 {
     let decoded = records * ENVELOPE_BYTES as u64 + body_bytes;
-    // Two neighbouring frames together exceed the target, so there are at most twice as many as full ones.
-    let frames = (2 * decoded / FRAME_BYTES_TARGET as u64 + 1).min(records.max(1));
+    // Two neighbouring frames together exceed the bound, so there are at most twice as many as full ones.
+    let frames = (2 * decoded / frame_bytes as u64 + 1).min(records.max(1));
     decoded + frames * (HEAD_BYTES + FRAME_ALIGNMENT) as u64
 }
 
@@ -253,7 +254,7 @@ mod tests {
     }
 
     fn frame(records: &[Record], base_offset: u64, generation: u64) -> Vec<u8> {
-        let plans = plan(records.iter());
+        let plans = plan(records.iter(), FRAME_BYTES);
         assert_eq!(plans.len(), 1);
         let mut bytes = vec![0; plans[0].total_bytes()];
         let (head_bytes, rest) = bytes.split_at_mut(HEAD_BYTES);
@@ -307,13 +308,13 @@ mod tests {
     #[test]
     fn s19_a_run_is_divided_at_record_borders() {
         let big = Record { body: Slice::copy_from(&vec![1; 200 << 10]), key_bytes: 0 };
-        let plans = plan([&big, &big, &big].into_iter());
+        let plans = plan([&big, &big, &big].into_iter(), FRAME_BYTES);
         assert_eq!(plans.iter().map(|p| p.records).collect::<Vec<_>>(), [1, 1, 1]);
         let small = record("", "x");
         let many: Vec<Record> = (0..100_000).map(|_| small.clone()).collect();
-        let plans = plan(many.iter());
+        let plans = plan(many.iter(), FRAME_BYTES);
         assert_eq!(plans.iter().map(|p| u64::from(p.records)).sum::<u64>(), 100_000);
-        assert!(plans.iter().all(|p| p.decoded_bytes <= FRAME_BYTES_TARGET));
+        assert!(plans.iter().all(|p| p.decoded_bytes <= FRAME_BYTES));
     }
 
     #[test]
@@ -361,8 +362,8 @@ mod tests {
             let body = Slice::copy_from(&vec![0; 300_000]);
             let records: Vec<Record> =
                 sizes.iter().map(|s| Record { body: body.slice(0..*s), key_bytes: 0 }).collect();
-            let exact: u64 = plan(records.iter()).iter().map(|p| p.total_bytes() as u64).sum();
-            let bound = stored_bytes_max(records.len() as u64, sizes.iter().map(|s| *s as u64).sum());
+            let exact: u64 = plan(records.iter(), FRAME_BYTES).iter().map(|p| p.total_bytes() as u64).sum();
+            let bound = stored_bytes_max(records.len() as u64, sizes.iter().map(|s| *s as u64).sum(), FRAME_BYTES);
             prop_assert!(exact <= bound, "{exact} > {bound}");
         }
     }

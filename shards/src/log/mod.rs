@@ -88,13 +88,15 @@ pub struct LogOptions {
     /// Cap of a segment, header included; rounded down to a block, at least 64 KiB (S14).
     pub segment_bytes: u64,
     pub codec: Codec,
+    /// What a frame holds at most before compression, unless a single record is larger.
+    pub frame_bytes: usize,
     /// A segment whose oldest record is older is rolled before the next write (S16, S68). 0: never.
     pub roll_age_ms: u64,
 }
 
 impl Default for LogOptions {
     fn default() -> LogOptions {
-        LogOptions { segment_bytes: 64 << 20, codec: Codec::None, roll_age_ms: 0 }
+        LogOptions { segment_bytes: 64 << 20, codec: Codec::None, frame_bytes: frame::FRAME_BYTES, roll_age_ms: 0 }
     }
 }
 

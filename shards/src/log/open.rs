@@ -139,6 +139,7 @@ impl PartitionLog {
         let listing = list(disk, dir).await?;
         let mut options = options;
         options.segment_bytes = (options.segment_bytes / BLOCK * BLOCK).max(FIRST_STEP_BYTES);
+        options.frame_bytes = options.frame_bytes.max(1);
         let log = PartitionLog {
             inner: Rc::new(Inner {
                 disk: disk.clone(),

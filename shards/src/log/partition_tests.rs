@@ -392,25 +392,29 @@ fn the_tail_block_is_read_from_memory() {
 
 #[test]
 fn s22_compressed_and_plain_frames_mix_in_one_log() {
-    on_disk(LogOptions { codec: Codec::Zstd(1), segment_bytes: 8 << 20, roll_age_ms: 0 }, |bench| async move {
-        let text = |n: u64, bytes: usize| record("key", &format!("{n} all work and no play ").repeat(bytes / 24 + 1));
-        bench.commit((0..50).map(|n| text(n, 2_000)).collect()).await.expect("committed");
-        bench.commit(vec![text(50, 900_000)]).await.expect("a frame for the blocking pool");
-        let noise: Vec<u8> = (0..3_000u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
-        let incompressible = crate::peer::Record { body: crate::io::Slice::copy_from(&noise), key_bytes: 0 };
-        bench.commit(vec![incompressible]).await.expect("committed");
-        let log = bench.open().await;
-        assert!(log.size_bytes() < 30_000, "{}", log.size_bytes());
-        log.close().await;
-        let log = bench.open().await;
-        let (records, unreadable) = read_all(&log).await;
-        assert_eq!((records.len(), unreadable.len()), (52, 0));
-        for record in &records[..50] {
-            assert_eq!(&record.body[..], &text(record.offset, 2_000).body[..]);
-        }
-        assert_eq!(records[50].body.len(), text(50, 900_000).body.len());
-        assert_eq!(&records[51].body[..], &noise[..]);
-    });
+    on_disk(
+        LogOptions { codec: Codec::Zstd(1), segment_bytes: 8 << 20, ..LogOptions::default() },
+        |bench| async move {
+            let text =
+                |n: u64, bytes: usize| record("key", &format!("{n} all work and no play ").repeat(bytes / 24 + 1));
+            bench.commit((0..50).map(|n| text(n, 2_000)).collect()).await.expect("committed");
+            bench.commit(vec![text(50, 900_000)]).await.expect("a frame for the blocking pool");
+            let noise: Vec<u8> = (0..3_000u64).map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+            let incompressible = crate::peer::Record { body: crate::io::Slice::copy_from(&noise), key_bytes: 0 };
+            bench.commit(vec![incompressible]).await.expect("committed");
+            let log = bench.open().await;
+            assert!(log.size_bytes() < 30_000, "{}", log.size_bytes());
+            log.close().await;
+            let log = bench.open().await;
+            let (records, unreadable) = read_all(&log).await;
+            assert_eq!((records.len(), unreadable.len()), (52, 0));
+            for record in &records[..50] {
+                assert_eq!(&record.body[..], &text(record.offset, 2_000).body[..]);
+            }
+            assert_eq!(records[50].body.len(), text(50, 900_000).body.len());
+            assert_eq!(&records[51].body[..], &noise[..]);
+        },
+    );
 }
 
 #[test]
@@ -499,5 +503,20 @@ fn s57_a_gap_outlives_the_cut_of_the_frames_that_proved_it() {
         bench.commit(vec![big(3)]).await.expect("committed");
         let (records, unreadable) = read_all(&bench.reopen().await).await;
         assert_eq!((records.len(), unreadable), (3, vec![1]));
+    });
+}
+
+#[test]
+fn s56_a_torn_tail_is_zeroed_durably_before_the_log_is_served() {
+    on_disk(LogOptions { frame_bytes: 1_000, ..small() }, |bench| async move {
+        bench.commit_numbered(0, 1, 800).await;
+        bench.commit((1..6).map(|n| numbered(n, 800)).collect()).await.expect("committed");
+        let frame = (48 + 8 + 800usize).next_multiple_of(16);
+        bench.edit(FIRST, |image| image[DATA_START as usize + 2 * frame..][..16].fill(0)).await;
+        let log = bench.reopen().await;
+        assert_eq!((log.next_offset(), log.metrics().damage_found), (2, 0));
+        assert!(log.metrics().torn_bytes_cut > 3 * frame as u64);
+        let stable = bench.device.peek_durable(&log.dir().join(FIRST)).expect("there");
+        assert!(stable[DATA_START as usize + 2 * frame..].iter().all(|b| *b == 0));
     });
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::rc::Rc;
 
 use super::cache::{CachedFrame, Extent};
-use super::frame::{FrameCodec, FrameHead, Payload, FRAME_BYTES_TARGET, HEAD_BYTES};
+use super::frame::{FrameCodec, FrameHead, Payload, FRAME_BYTES, HEAD_BYTES};
 use super::partition::{PartitionLog, Phase, State};
 use super::scan::{Scanner, Step};
 use super::segment::{self, SegmentHeader, DATA_START};
@@ -333,7 +333,7 @@ async fn decompress(stored: Slice, decoded_bytes: usize) -> Option<Slice> {
         decoded.truncate(decoded_bytes);
         (bytes == decoded_bytes).then(|| decoded.freeze())
     };
-    if decoded_bytes <= FRAME_BYTES_TARGET {
+    if decoded_bytes <= FRAME_BYTES {
         expand()
     } else {
         rt::blocking(expand).await

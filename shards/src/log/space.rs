@@ -6,6 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use super::append::AppendError;
+use super::frame;
 use super::partition::{Active, PartitionLog, Sealed};
 use super::read::cool;
 use super::segment::{self, SegmentHeader, SparseIndex, DATA_START, FIRST_STEP_BYTES, STEP_BYTES_MAX};
@@ -43,6 +44,11 @@ impl PartitionLog {
             Some(active) => self.inner.options.segment_bytes.saturating_sub(active.data_end),
             None => self.segment_room_bytes(),
         }
+    }
+
+    /// What so many records, with so many bytes of keys and payloads, take in frames at most.
+    pub(super) fn stored_bytes_max(&self, records: u64, body_bytes: u64) -> u64 {
+        frame::stored_bytes_max(records, body_bytes, self.inner.options.frame_bytes)
     }
 
     /// Bytes of frames that an empty segment takes.

@@ -61,7 +61,7 @@ impl Built {
     pub fn commit(&mut self, frames: &[(&str, Vec<Record>)]) {
         let first = self.next_offset;
         for (name, records) in frames {
-            let plans = frame::plan(records.iter());
+            let plans = frame::plan(records.iter(), frame::FRAME_BYTES);
             assert_eq!(plans.len(), 1, "one frame each");
             let plan = plans[0];
             let at = self.data_end;
