@@ -1,4 +1,4 @@
-//! hyper's view of a connection of the shard's own ring.
+//! hyper's view of a connection of the shard's own ring. It owns no buffer: an idle connection costs none.
 
 use std::io;
 use std::pin::Pin;
@@ -7,30 +7,23 @@ use std::task::{ready, Context, Poll};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use narad_shards::io::Stream;
 
-/// Largest piece read at once; hyper asks for as much as its buffer takes.
-const PIECE_BYTES: usize = 16 << 10;
-
 pub struct Socket {
     stream: Stream,
-    /// Received bytes pass through here, since hyper's buffer is uninitialised and the ring hands out its own.
-    piece: Box<[u8]>,
 }
 
 impl Socket {
     pub fn new(stream: Stream) -> Socket {
-        Socket { stream, piece: Box::default() }
+        Socket { stream }
     }
 }
 
 impl Read for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, mut buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        let wanted = buf.remaining().min(PIECE_BYTES);
-        if this.piece.len() < wanted {
-            this.piece = vec![0; PIECE_BYTES].into_boxed_slice();
-        }
-        let count = ready!(this.stream.poll_recv(cx, &mut this.piece[..wanted]))?;
-        buf.put_slice(&this.piece[..count]);
+        // Copied once, from the ring's buffer to hyper's.
+        let bytes = ready!(self.stream.poll_received(cx))?;
+        let count = bytes.len().min(buf.remaining());
+        buf.put_slice(&bytes[..count]);
+        self.stream.consume(count);
         Poll::Ready(Ok(()))
     }
 }
@@ -38,6 +31,33 @@ impl Read for Socket {
 impl Write for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         self.stream.poll_send(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut total = 0;
+        for buf in bufs.iter().filter(|buf| !buf.is_empty()) {
+            match self.stream.poll_send(cx, buf) {
+                Poll::Ready(Ok(count)) => {
+                    total += count;
+                    if count < buf.len() {
+                        break;
+                    }
+                }
+                // What was taken before counts; the error, or the wait, comes again at the next call.
+                Poll::Ready(Err(_)) | Poll::Pending if total > 0 => break,
+                other => return other,
+            }
+        }
+        Poll::Ready(Ok(total))
+    }
+
+    /// The stream gathers what it is given: one send for a head and its body, and hyper need not join them first.
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -40,7 +40,8 @@ pub struct Options {
     pub name: String,
     /// The core to pin the thread to; `None` leaves it to the kernel.
     pub cpu: Option<usize>,
-    /// How long the pump looks at the completion queue before it blocks. Zero: an idle shard uses no CPU.
+    /// How long the pump looks at the completion queue before it blocks. Zero: an idle shard uses no CPU. Ignored on
+    /// a thread that is not pinned.
     pub spin: Duration,
     pub sizes: RingSizes,
     /// A panic in a task aborts the process (E25). Off only where a test wants to see the panic.
@@ -257,7 +258,7 @@ impl RingRuntime {
             serial: Cell::new(0),
             random: RefCell::new(ChaCha20Rng::from_seed(seed)),
             inboxes: RefCell::default(),
-            spin: options.spin,
+            spin: if options.cpu.is_some() { options.spin } else { Duration::ZERO },
             cpus,
             stopping: Cell::new(false),
             slice_start: Cell::new(monotonic_nanos()),

@@ -43,6 +43,8 @@ const CQ_HEADROOM: u32 = 1024;
 /// Operations kept free for files and short work, so that waiting sockets can never hold up the disk.
 const FILE_RESERVE: usize = 1024;
 
+const IO_WORKERS_MAX: u32 = 16;
+
 /// Sizes of a ring.
 #[derive(Clone, Debug)]
 pub struct RingSizes {
@@ -125,6 +127,8 @@ impl Ring {
         if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
             return Err(io::Error::other("io_uring of this kernel is too old: Linux 6.1 or newer is needed"));
         }
+        // Opens and syncs run on the kernel's workers: enough to keep a drive busy, not one per partition.
+        uring.submitter().register_iowq_max_workers(&mut [IO_WORKERS_MAX; 2])?;
         let mut probe = io_uring::Probe::new();
         uring.submitter().register_probe(&mut probe)?;
         // SAFETY: plain system call; the result is checked before it is used.
@@ -313,6 +317,9 @@ impl Ring {
     pub fn reap(&self) -> usize {
         const BATCH: usize = 64;
         let mut reaped = 0;
+        if self.core.borrow_mut().uring.completion().is_empty() {
+            return 0;
+        }
         let mut woken = self.woken.take();
         let mut garbage = self.dropped.take();
         loop {
