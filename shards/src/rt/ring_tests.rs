@@ -349,3 +349,28 @@ fn lesson_p1_a_core_that_is_not_ours_is_refused_by_name() {
     let error = run_shard_thread(options, |_| async {}).expect_err("no test machine lets us use CPU 1000");
     assert!(error.to_string().contains("CPU 1000"), "{error}");
 }
+
+#[test]
+fn e12_the_ring_holds_the_lock_after_its_descriptor_is_closed() {
+    use std::os::fd::{AsFd, AsRawFd};
+    let root = scratch("lock");
+    let path = root.join("LOCK");
+    let open = move || std::fs::File::options().create(true).append(true).open(&path).expect("scratch is writable");
+    let try_lock = |file: &std::fs::File| {
+        // SAFETY: plain system call on an open descriptor.
+        unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+    };
+    let (inside, outside) = (open.clone(), open());
+    run(move |handle| async move {
+        let held = inside();
+        assert!(try_lock(&held));
+        handle.hold_lock(held.as_fd()).expect("one file fits the table");
+        drop(held);
+        assert!(!try_lock(&inside()), "the descriptor is closed, the ring is not");
+    });
+    // The kernel tears a ring down on a worker of its own.
+    while !try_lock(&outside) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
+}
