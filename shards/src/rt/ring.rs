@@ -40,7 +40,8 @@ pub struct Options {
     pub name: String,
     /// The core to pin the thread to; `None` leaves it to the kernel.
     pub cpu: Option<usize>,
-    /// How long the pump looks at the completion queue before it blocks. Zero: an idle shard uses no CPU.
+    /// How long the pump looks at the completion queue before it blocks. Zero: an idle shard uses no CPU. Ignored on
+    /// a thread that is not pinned.
     pub spin: Duration,
     pub sizes: RingSizes,
     /// A panic in a task aborts the process (E25). Off only where a test wants to see the panic.
@@ -257,7 +258,7 @@ impl RingRuntime {
             serial: Cell::new(0),
             random: RefCell::new(ChaCha20Rng::from_seed(seed)),
             inboxes: RefCell::default(),
-            spin: options.spin,
+            spin: if options.cpu.is_some() { options.spin } else { Duration::ZERO },
             cpus,
             stopping: Cell::new(false),
             slice_start: Cell::new(monotonic_nanos()),
@@ -368,13 +369,10 @@ impl RingRuntime {
 
     /// Submits, takes completions, messages and due timers; blocks when nothing is runnable.
     fn turn(&self) {
-        let start = monotonic_nanos();
-        let idle_before = self.ring.idle_nanos();
         self.ring.reap();
         self.take_messages();
-        self.expire_timers(start);
-        let busy = LOCAL.with(Local::anything_runnable);
-        if busy {
+        self.expire_timers(monotonic_nanos());
+        if LOCAL.with(Local::anything_runnable) {
             if self.ring.wants_enter() {
                 self.ring.enter(None);
             }
@@ -383,12 +381,10 @@ impl RingRuntime {
         }
         self.ring.reap();
         self.take_messages();
-        let end = monotonic_nanos();
-        self.expire_timers(end);
-        let idle = self.ring.idle_nanos() - idle_before;
-        // From the end of the last turn: what the tasks did in between counts as work.
-        let since = end.saturating_sub(self.slice_start.replace(end));
-        self.ring.count_turn(Duration::from_nanos(since.saturating_sub(idle)));
+        let now = monotonic_nanos();
+        self.expire_timers(now);
+        self.slice_start.set(now);
+        self.ring.count_turn();
     }
 
     fn take_messages(&self) {
@@ -415,15 +411,19 @@ impl RingRuntime {
             self.ring.enter(None);
         }
         let now = Instant(monotonic_nanos());
+        let spun = |until: u64| self.ring.count_spin(Duration::from_nanos(until - now.0));
         let until = self.next_timer().map_or(now + self.spin, |timer| timer.min(now + self.spin));
         loop {
             if self.ring.has_completions() || self.has_messages() {
+                spun(monotonic_nanos());
                 if self.ring.wants_enter() {
                     self.ring.enter(None);
                 }
                 return true;
             }
-            if Instant(monotonic_nanos()) >= until {
+            let at = monotonic_nanos();
+            if Instant(at) >= until {
+                spun(at);
                 return false;
             }
             std::hint::spin_loop();
@@ -431,6 +431,12 @@ impl RingRuntime {
     }
 
     fn block(&self) {
+        if self.ring.samples_submission() {
+            self.ring.enter(None);
+            if self.ring.has_completions() {
+                return;
+            }
+        }
         let parking = &self.shared.bell.parking;
         parking.park();
         // The last look: who publishes after it sees the flag and rings (E28).

@@ -109,7 +109,8 @@ impl Shared {
 pub(super) struct TaskWaker {
     shared: Arc<Shared>,
     queue: Queue,
-    /// Woken and not polled since: counted as runnable. Written by the runtime's thread only.
+    /// Woken and not polled since: counted as runnable. Used by the runtime's thread only; an atomic because the
+    /// waker is shared.
     woken: AtomicBool,
     /// glommio's waker of the task. Touched by the runtime's thread only; `None` before the first poll and after
     /// the end, so that the last reference may be dropped on any thread.
@@ -141,7 +142,8 @@ impl TaskWaker {
     }
 
     fn uncount(&self) {
-        if self.woken.swap(false, Ordering::Relaxed) {
+        if self.is_woken() {
+            self.woken.store(false, Ordering::Relaxed);
             LOCAL.with(|local| {
                 let count = local.count(self.queue);
                 count.set(count.get().checked_sub(1).expect("a woken task is counted"));
@@ -168,9 +170,10 @@ impl TaskWaker {
     }
 
     fn wake_local(&self, local: &Local) {
-        if self.woken.swap(true, Ordering::Relaxed) {
+        if self.is_woken() {
             return;
         }
+        self.woken.store(true, Ordering::Relaxed);
         let count = local.count(self.queue);
         count.set(count.get() + 1);
         // SAFETY: on the runtime's thread, checked by the caller; glommio only queues the task.

@@ -303,3 +303,74 @@ fn an_idle_runtime_does_not_enter_the_kernel() {
     });
     assert!(enters <= 3, "{enters} enters in an idle time of 200 ms");
 }
+
+/// Runs this test binary again, with only the test `name` and `NARAD_TEST_DIES` set: that run is the one to die.
+fn die_in_another_process(name: &str) -> std::process::Output {
+    let exe = std::env::current_exe().expect("the test binary has a path");
+    std::process::Command::new(exe)
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env("NARAD_TEST_DIES", "1")
+        .output()
+        .expect("the test binary can be started")
+}
+
+#[test]
+fn e25_a_panic_in_a_task_takes_the_process_down_with_the_reason_last() {
+    if std::env::var_os("NARAD_TEST_DIES").is_some() {
+        let _ = run_shard_thread(Options::new("shard 3"), |_| async {
+            rt::spawn(Queue::Foreground, async { panic!("the ledger does not add up") });
+            rt::sleep(Duration::from_secs(60)).await;
+        });
+        return;
+    }
+    let output =
+        die_in_another_process("rt::ring_tests::e25_a_panic_in_a_task_takes_the_process_down_with_the_reason_last");
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let last = text.lines().last().unwrap_or_default();
+    assert_eq!(last, "narad: panic on shard thread shard 3: the ledger does not add up; the process stops");
+}
+
+#[test]
+fn e25_a_contained_panic_leaves_the_shard_alive() {
+    let outcome = run(|_| async {
+        let outcome = rt::contain(async { panic!("a handler") }).await;
+        rt::sleep(Duration::from_millis(1)).await;
+        outcome.map(|never: std::convert::Infallible| match never {})
+    });
+    assert_eq!(outcome, Err("a handler".to_owned()));
+}
+
+#[test]
+fn lesson_p1_a_core_that_is_not_ours_is_refused_by_name() {
+    let mut options = Options::new("test");
+    options.cpu = Some(1_000);
+    let error = run_shard_thread(options, |_| async {}).expect_err("no test machine lets us use CPU 1000");
+    assert!(error.to_string().contains("CPU 1000"), "{error}");
+}
+
+#[test]
+fn e12_the_ring_holds_the_lock_after_its_descriptor_is_closed() {
+    use std::os::fd::{AsFd, AsRawFd};
+    let root = scratch("lock");
+    let path = root.join("LOCK");
+    let open = move || std::fs::File::options().create(true).append(true).open(&path).expect("scratch is writable");
+    let try_lock = |file: &std::fs::File| {
+        // SAFETY: plain system call on an open descriptor.
+        unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+    };
+    let (inside, outside) = (open.clone(), open());
+    run(move |handle| async move {
+        let held = inside();
+        assert!(try_lock(&held));
+        handle.hold_lock(held.as_fd()).expect("one file fits the table");
+        drop(held);
+        assert!(!try_lock(&inside()), "the descriptor is closed, the ring is not");
+    });
+    // The kernel tears a ring down on a worker of its own.
+    while !try_lock(&outside) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
+}

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::{current, Instant, Runtime, TimerId};
@@ -11,7 +11,7 @@ use super::{current, Instant, Runtime, TimerId};
 /// Completes once the runtime's clock has reached the given instant. Dropping it cancels the timer.
 pub struct Sleep {
     at: Instant,
-    armed: Option<(Rc<dyn Runtime>, TimerId)>,
+    armed: Option<(Rc<dyn Runtime>, TimerId, Waker)>,
 }
 
 pub fn sleep(duration: Duration) -> Sleep {
@@ -25,22 +25,27 @@ pub fn sleep_until(at: Instant) -> Sleep {
 impl Future for Sleep {
     type Output = ();
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let runtime = current();
-        if let Some((armed_on, id)) = self.armed.take() {
-            armed_on.cancel_timer(id);
+        if let Some((runtime, id, waker)) = self.armed.take() {
+            let waits = runtime.now() < self.at;
+            if waits && waker.will_wake(cx.waker()) {
+                self.armed = Some((runtime, id, waker));
+                return Poll::Pending;
+            }
+            runtime.cancel_timer(id);
         }
+        let runtime = current();
         if runtime.now() >= self.at {
             return Poll::Ready(());
         }
         let id = runtime.add_timer(self.at, cx.waker().clone());
-        self.armed = Some((runtime, id));
+        self.armed = Some((runtime, id, cx.waker().clone()));
         Poll::Pending
     }
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some((runtime, id)) = self.armed.take() {
+        if let Some((runtime, id, _)) = self.armed.take() {
             runtime.cancel_timer(id);
         }
     }

@@ -40,6 +40,8 @@ pub struct Links {
     handler: Handler,
     /// Requests to the own shard that have not begun.
     own: RefCell<VecDeque<(Request, Option<Sender<Answer>>)>>,
+    /// A task is there that has them begin.
+    own_begins: Cell<bool>,
     this: Weak<Links>,
 }
 
@@ -65,6 +67,7 @@ impl Endpoint {
             bells: self.bells,
             handler,
             own: RefCell::default(),
+            own_begins: Cell::new(false),
             this: this.clone(),
         });
         let inbox: Rc<dyn Inbox> = Rc::new(WeakInbox(Rc::downgrade(&links)));
@@ -214,28 +217,21 @@ impl Links {
 
     /// Requests to the own shard: no ring, but begun by a task, never inside the caller's own borrows.
     fn begin_own(&self, request: Request, caller: Option<Sender<Answer>>) {
-        let mut own = self.own.borrow_mut();
-        own.push_back((request, caller));
-        if own.len() > 1 {
-            return; // the task that takes the first one takes this one as well
+        self.own.borrow_mut().push_back((request, caller));
+        if self.own_begins.replace(true) {
+            return; // the task that takes the ones before takes this one as well
         }
         let this = self.this.clone();
         rt::spawn(Queue::Foreground, async move {
             let Some(this) = this.upgrade() else { return };
-            loop {
-                // Left in place while it begins, so that what it sends to its own shard waits its turn.
-                let next =
-                    this.own.borrow_mut().front_mut().and_then(|(request, caller)| {
-                        Some((std::mem::replace(request, Request::Metrics), caller.take()))
-                    });
-                let Some((request, caller)) = next else { return };
+            while let Some((request, caller)) = { this.own.borrow_mut().pop_front() } {
                 this.begin(this.address(), request, move |reply| {
                     if let Some(caller) = caller {
                         let _ = caller.send(Ok(reply)); // a caller that has gone asks nothing
                     }
                 });
-                this.own.borrow_mut().pop_front();
             }
+            this.own_begins.set(false);
         });
     }
 }

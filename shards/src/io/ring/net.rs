@@ -222,64 +222,79 @@ impl Stream {
         unsafe { self.ring.start(Class::Socket, entry, Keep::on(&self.descriptor, Memory::Nothing)) }
     }
 
-    /// Reads up to `buf.len()` bytes; 0 is the peer's end of stream. Pending, it holds no buffer; and it completes
-    /// when the peer goes, so a handler that runs meanwhile can be given up.
+    /// Bytes that have arrived and were not consumed; empty is the peer's end of stream. Pending, it holds no buffer;
+    /// and it completes when the peer goes, so a handler that runs meanwhile can be given up.
+    pub fn poll_received(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        while self.received.is_none() && !self.ended {
+            ready!(self.poll_arrival(cx))?;
+        }
+        Poll::Ready(Ok(match &self.received {
+            Some(received) => &self.ring.recv.bytes(received.buffer, received.bytes)[received.at..],
+            None => &[],
+        }))
+    }
+
+    /// Gives back the first `count` bytes of what [`Stream::poll_received`] showed.
+    pub fn consume(&mut self, count: usize) {
+        let Some(received) = &mut self.received else {
+            assert_eq!(count, 0, "more is consumed than was received");
+            return;
+        };
+        received.at += count;
+        assert!(received.at <= received.bytes, "more is consumed than was received");
+        if received.at == received.bytes {
+            self.ring.recv.give_back(received.buffer);
+            self.received = None;
+        }
+    }
+
+    /// Reads up to `buf.len()` bytes; 0 is the peer's end of stream.
     pub fn poll_recv(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        if buf.is_empty() {
-            return Poll::Ready(Ok(0));
+        let bytes = ready!(self.poll_received(cx))?;
+        let count = bytes.len().min(buf.len());
+        buf[..count].copy_from_slice(&bytes[..count]);
+        self.consume(count);
+        Poll::Ready(Ok(count))
+    }
+
+    /// One receive: afterwards there are bytes, or the end, or another one is needed.
+    fn poll_arrival(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let id = match self.recv {
+            Some(id) => id,
+            None => {
+                let first = if self.more { 0 } else { POLL_FIRST };
+                let entry = opcode::Recv::new(self.descriptor.get(), std::ptr::null_mut(), 0)
+                    .buf_group(GROUP)
+                    .ioprio(first)
+                    .build()
+                    .flags(squeue::Flags::BUFFER_SELECT);
+                *self.recv.insert(self.start(entry))
+            }
+        };
+        let completion = ready!(self.ring.poll_op(id, cx));
+        self.recv = None;
+        self.more = cqueue::sock_nonempty(completion.flags);
+        match (completion.result, cqueue::buffer_select(completion.flags)) {
+            (count @ 1.., Some(buffer)) => {
+                self.received = Some(Received { buffer, at: 0, bytes: count as usize });
+                return Poll::Ready(Ok(()));
+            }
+            (_, Some(buffer)) => self.ring.recv.give_back(buffer),
+            (_, None) => {}
         }
-        loop {
-            if let Some(received) = &mut self.received {
-                let bytes = &self.ring.recv.bytes(received.buffer, received.bytes)[received.at..];
-                let count = bytes.len().min(buf.len());
-                buf[..count].copy_from_slice(&bytes[..count]);
-                received.at += count;
-                if received.at == received.bytes {
-                    self.ring.recv.give_back(received.buffer);
-                    self.received = None;
+        match -completion.result {
+            0 => self.ended = true,
+            libc::EINTR | libc::EAGAIN => {}
+            // All buffers are in use: at least one comes back when its reader is polled.
+            libc::ENOBUFS => {
+                self.more = true;
+                if self.ring.recv.wait(cx.waker()) {
+                    return Poll::Pending;
                 }
-                return Poll::Ready(Ok(count));
             }
-            if self.ended {
-                return Poll::Ready(Ok(0));
-            }
-            let id = match self.recv {
-                Some(id) => id,
-                None => {
-                    let first = if self.more { 0 } else { POLL_FIRST };
-                    let entry = opcode::Recv::new(self.descriptor.get(), std::ptr::null_mut(), 0)
-                        .buf_group(GROUP)
-                        .ioprio(first)
-                        .build()
-                        .flags(squeue::Flags::BUFFER_SELECT);
-                    *self.recv.insert(self.start(entry))
-                }
-            };
-            let completion = ready!(self.ring.poll_op(id, cx));
-            self.recv = None;
-            self.more = cqueue::sock_nonempty(completion.flags);
-            let buffer = cqueue::buffer_select(completion.flags);
-            match (completion.result, buffer) {
-                (count @ 1.., Some(buffer)) => {
-                    self.received = Some(Received { buffer, at: 0, bytes: count as usize });
-                    continue;
-                }
-                (_, Some(buffer)) => self.ring.recv.give_back(buffer),
-                (_, None) => {}
-            }
-            match -completion.result {
-                0 => self.ended = true,
-                libc::EINTR | libc::EAGAIN => {}
-                // All buffers are in use: at least one comes back when its reader is polled.
-                libc::ENOBUFS => {
-                    self.more = true;
-                    if self.ring.recv.wait(cx.waker()) {
-                        return Poll::Pending;
-                    }
-                }
-                code => return Poll::Ready(Err(io::Error::from_raw_os_error(code))),
-            }
+            code => return Poll::Ready(Err(io::Error::from_raw_os_error(code))),
         }
+        Poll::Ready(Ok(()))
     }
 
     /// Takes up to `buf.len()` bytes for sending; they leave at the next [`Stream::poll_flush`], or when enough has

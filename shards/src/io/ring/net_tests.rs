@@ -79,11 +79,17 @@ fn worst_pause(handle: RingHandle, requests: u32) -> impl std::future::Future<Ou
     })
 }
 
+/// By default short, with a bound that a loaded machine keeps. `NARAD_G11_REQUESTS=50000` runs the whole check on a
+/// quiet one: no pause over 100 ms.
 #[test]
 fn glommio_g11_serial_requests_never_pause() {
-    let worst = run(|handle| worst_pause(handle, 3_000));
-    // The bound leaves room for a loaded machine.
-    assert!(worst < Duration::from_secs(5), "an answer took {worst:?}");
+    let whole = std::env::var("NARAD_G11_REQUESTS").ok().map(|count| count.parse().expect("a number of requests"));
+    let (requests, bound) = match whole {
+        Some(requests) => (requests, Duration::from_millis(100)),
+        None => (3_000, Duration::from_secs(5)),
+    };
+    let worst = run(move |handle| worst_pause(handle, requests));
+    assert!(worst < bound, "an answer took {worst:?}");
 }
 
 #[test]
