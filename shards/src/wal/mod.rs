@@ -20,6 +20,12 @@ mod segment;
 mod staging;
 
 #[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod open_tests;
+#[cfg(test)]
+mod test_support;
+#[cfg(test)]
 mod wal_tests;
 
 use std::cell::RefCell;
@@ -119,6 +125,8 @@ pub(crate) struct State {
     preparing: bool,
     /// A failed preparation is not tried again before.
     prepare_not_before: Instant,
+    /// No segment could be made: until when the same answer is given without trying.
+    hold_off: Option<(Instant, AppendError)>,
     /// Why every append is refused.
     latched: Option<String>,
     /// Our own write failed: nothing is written any more. A latch from outside lets what is staged finish (E11).
@@ -266,8 +274,14 @@ impl Inner {
             let dir = self.folder.dir.display();
             return Err(AppendError::Unavailable(format!("ingress WAL {dir} takes no records: it is being closed")));
         }
+        let plan = state.staging.plan(records, self.segment_bytes)?;
+        if let Some((until, error)) = state.hold_off.as_ref().filter(|_| plan.rolls > state.spares.len()) {
+            if rt::now() < *until {
+                return Err(error.clone());
+            }
+        }
         let State { staging, spares, next_number, .. } = state;
-        let staged = staging.stage(records, self.segment_bytes, &mut |_| {
+        let staged = staging.stage(plan, records, self.segment_bytes, &mut || {
             spares.pop_front().unwrap_or_else(|| {
                 // No spare: the flusher makes this one without preparing it (E9).
                 *next_number += 1;

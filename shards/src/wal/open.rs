@@ -62,6 +62,7 @@ pub(super) async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
             next_number: found.next_number,
             preparing: false,
             prepare_not_before: Instant::default(),
+            hold_off: None,
             latched: None,
             broken: false,
             closing: false,
