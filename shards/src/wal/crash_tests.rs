@@ -165,17 +165,17 @@ fn seeds(name: &str, default: u64) -> std::ops::Range<u64> {
 #[test]
 fn a_202_survives_every_crash() {
     let mut answered = 0;
-    for seed in seeds("crash", 12) {
+    for seed in seeds("crash", 6) {
         answered += run_seed(seed, FaultRates::default(), |_, _| {}).borrow().answered.len();
     }
-    assert!(answered > 1_000, "the runs did something: {answered}");
+    assert!(answered > 500, "the runs did something: {answered}");
 }
 
 #[test]
 fn a_202_survives_failing_writes_and_syncs() {
     let rates = FaultRates { write_fail: 3_000, sync_fail: 3_000, directory_fail: 20_000, ..FaultRates::default() };
     let mut latched = 0;
-    for seed in seeds("failing", 8) {
+    for seed in seeds("failing", 5) {
         latched += run_seed(seed, rates, |_, _| {}).borrow().latched;
     }
     assert!(latched > 0, "some writes failed");
@@ -183,7 +183,7 @@ fn a_202_survives_failing_writes_and_syncs() {
 
 #[test]
 fn a_202_survives_a_full_disk() {
-    for seed in seeds("full", 6) {
+    for seed in seeds("full", 4) {
         run_seed(seed, FaultRates::default(), |rng, disk| {
             disk.set_capacity(Some(rng.range(1 << 20, 3 << 20)));
         });
@@ -196,4 +196,53 @@ fn a_202_survives_a_disk_that_stalls() {
     for seed in seeds("stalls", 6) {
         run_seed(seed, rates, |_, _| {});
     }
+}
+
+/// A drive whose syncs lie, or that rots, may cost records; open may refuse. What it never does: hand out a record
+/// that is not the one that was accepted under its number (E33).
+#[test]
+fn e33_a_lying_or_rotting_disk_never_makes_a_wrong_record() {
+    let (mut refused, mut lost) = (0, 0);
+    for seed in seeds("lying", 12) {
+        let sim = Sim::new(seed);
+        let handle = sim.clone();
+        let (was_refused, missing) = sim.run(async move {
+            let mut rng = Rng::new(seed);
+            let disk = SimDisk::new(rng.next_u64());
+            let ledger: Rc<RefCell<Ledger>> = Rc::default();
+            let (disk_of_node, node_ledger, mut node_rng) = (disk.clone(), ledger.clone(), rng.fork());
+            let handle_of_node = handle.clone();
+            disk.set_rates(FaultRates { lie: 30_000, skip: 3_000, ..FaultRates::default() });
+            handle.spawn_on(NODE, async move {
+                let Ok(wal) = Wal::open(options(&disk_of_node, 128 << 10)).await else { return };
+                for _ in 0..6 {
+                    handle_of_node.spawn_on(NODE, produce(wal.clone(), node_ledger.clone(), node_rng.fork()));
+                }
+            });
+            rt::sleep(Duration::from_millis(rng.range(10, 100))).await;
+            handle.kill(NODE);
+            disk.power_cut();
+            disk.clear_faults();
+            if rng.chance(1, 2) {
+                disk.rot(".wal");
+            }
+            let Ok(wal) = Wal::open(options(&disk, 128 << 10)).await else { return (1, 0) };
+            let (mut next, mut found) = (wal.oldest(), 0);
+            while next < wal.durable_next() {
+                let Ok(read) = wal.read_disk(next, u64::MAX, ALL, &|_| true).await else { break };
+                for record in &read.records {
+                    check(record);
+                    let answered = ledger.borrow().answered.get(&record.seq).copied();
+                    assert!(answered.is_none_or(|id| id == id_of(record)), "seed {seed}: {} is wrong", record.seq);
+                    found += 1;
+                }
+                next = read.next;
+            }
+            let answered = ledger.borrow().answered.len();
+            (0, answered.saturating_sub(found))
+        });
+        refused += was_refused;
+        lost += missing;
+    }
+    assert!(refused + lost > 0, "the faults were felt");
 }

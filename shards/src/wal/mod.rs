@@ -137,7 +137,7 @@ pub(crate) struct State {
     rotation_armed: bool,
     last_append: Instant,
     checkpoint: CheckpointState,
-    on_latched: Vec<Rc<dyn Fn(&str)>>,
+    on_latched: Vec<Listener>,
     topics: Topics,
     metrics: WalMetrics,
 }
@@ -215,6 +215,7 @@ impl Wal {
         self.close().await;
         let Folder { disk, dir, dir_number, .. } = &self.inner.folder;
         let ingress = dir.parent().unwrap_or(dir);
+        open::remove_drained_remains(disk, ingress).await?;
         disk.rename(dir, &ingress.join(format!("{dir_number}.drained"))).await?;
         disk.sync_dir(ingress).await?;
         open::remove_drained_remains(disk, ingress).await.map(|_| ())
@@ -258,6 +259,9 @@ impl Wal {
         state.staging.is_idle() && state.checkpoint.synced >= state.staging.durable_next
     }
 }
+
+/// Told the cause when a write of this WAL latches it.
+type Listener = Rc<dyn Fn(&str)>;
 
 /// Sequence numbers of an append, and what will become of its last group.
 type StagedSeqs = (Range<u64>, Rc<Outcome>);

@@ -6,6 +6,7 @@ use super::test_support::*;
 use super::*;
 use crate::dispatch::Source;
 use crate::io::sim::{Fault, NthCall, Op, SimDisk, Survival};
+use crate::io::{Caching, Open, Slice};
 use crate::rt::sim::{run, Sim};
 
 const KIB: u64 = 1024;
@@ -211,6 +212,34 @@ fn e3_bytes_behind_a_sealed_segments_end_are_ignored() {
         disk.poke(&segment_path(1), 60 * KIB, &[0xab; 4096]);
         let wal = open(&disk, 64 * KIB).await;
         assert_eq!(ids(&from_disk(&wal, 1).await), (0..16).collect::<Vec<u64>>());
+    });
+}
+
+#[test]
+fn lesson_d10_1_a_missing_segment_is_a_hole_and_refuses() {
+    run(13, async {
+        let disk = SimDisk::new(13);
+        let wal = open(&disk, 64 * KIB).await;
+        append(&wal, 0..60, 4000).await.expect("room");
+        wal.close().await;
+        let missing = disk.files().into_iter().find(|path| path.ends_with("00000003.wal")).expect("four segments");
+        Disk::Sim(disk.clone()).remove_file(&missing).await.expect("there");
+        let error = open_error(&disk, 64 * KIB).await;
+        assert!(matches!(error, WalOpenError::Corrupt { .. }), "{error}");
+    });
+}
+
+#[test]
+fn lesson_d10_1_two_segments_never_begin_with_the_same_record() {
+    run(14, async {
+        let disk = SimDisk::new(14);
+        filled(&disk, 3).await;
+        let bytes = disk.peek(&segment_path(1)).expect("there");
+        let (door, path) = (Disk::Sim(disk.clone()), segment_path(2));
+        let copy = door.open(&path, Open::New, Caching::Direct).await.expect("a new file");
+        copy.write_at(0, Slice::copy_from(&bytes)).await.expect("written");
+        let error = open_error(&disk, 256 * KIB).await;
+        assert!(error.to_string().contains("same record as /ingress/0/00000001.wal"), "{error}");
     });
 }
 

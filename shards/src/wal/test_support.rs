@@ -36,9 +36,9 @@ pub(crate) async fn open_error(disk: &SimDisk, segment_bytes: u64) -> WalOpenErr
 
 /// The payload of the record that carries `id`: `bytes` long, at least 8.
 pub(crate) fn payload(id: u64, bytes: usize) -> Vec<u8> {
-    let mut payload = vec![0; bytes.max(8)];
-    let unit = std::array::from_fn::<u8, 251, _>(|at| (at as u64 + id) as u8);
-    payload.chunks_mut(unit.len()).for_each(|chunk| chunk.copy_from_slice(&unit[..chunk.len()]));
+    static PATTERN: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+    let pattern = PATTERN.get_or_init(|| (0..4_u32 << 20).map(|at| (at % 251) as u8).collect());
+    let mut payload = pattern[id as usize % 251..][..bytes.max(8)].to_vec();
     payload[..8].copy_from_slice(&id.to_le_bytes());
     payload
 }
@@ -51,17 +51,17 @@ pub(crate) fn id_of(record: &WalRecord) -> u64 {
 pub(crate) fn check(record: &WalRecord) {
     let id = id_of(record);
     assert_eq!(record.record.payload(), payload(id, record.record.payload().len()), "record {}", record.seq);
-    assert_eq!(&*record.topic, if id % 2 == 0 { "orders" } else { "invoices" });
+    assert_eq!(&*record.topic, if id.is_multiple_of(2) { "orders" } else { "invoices" });
     assert_eq!(record.incarnation, Some(Incarnation(id % 2 + 1)));
     assert_eq!(u64::from(record.partition), id % 7);
-    assert_eq!(record.record.key(), (id % 3 == 0).then_some(&b"key"[..]));
+    assert_eq!(record.record.key(), id.is_multiple_of(3).then_some(&b"key"[..]));
 }
 
 pub(crate) fn new_record(id: u64, payload: &[u8]) -> NewWalRecord<'_> {
     NewWalRecord {
-        topic: if id % 2 == 0 { "orders" } else { "invoices" },
+        topic: if id.is_multiple_of(2) { "orders" } else { "invoices" },
         incarnation: Incarnation(id % 2 + 1),
-        key: if id % 3 == 0 { b"key" } else { b"" },
+        key: if id.is_multiple_of(3) { b"key" } else { b"" },
         partition: (id % 7) as u32,
         accepted_at_ms: 1_700_000_000_000 + id,
         payload,

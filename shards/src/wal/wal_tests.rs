@@ -82,6 +82,18 @@ fn reads_respect_their_limits_and_pass_over_the_unwanted() {
 }
 
 #[test]
+fn lesson_l6_a_lone_append_costs_one_write_and_waits_for_no_timer() {
+    run(27, async {
+        let disk = SimDisk::new(27);
+        let wal = open(&disk, MIB).await;
+        let (before, calls) = (rt::now(), disk.calls());
+        append(&wal, 0..1, 50).await.expect("room");
+        assert_eq!(disk.calls() - calls, 1);
+        assert!(rt::now() - before <= Duration::from_micros(400), "no longer than the disk's slowest call");
+    });
+}
+
+#[test]
 fn e7_concurrent_appends_share_writes() {
     let groups = run(4, async {
         let wal = open(&SimDisk::new(4), MIB).await;
@@ -465,8 +477,7 @@ fn e20_under_pressure_the_oldest_groups_leave_memory_first() {
 fn e22_lent_memory_refuses_produce_until_it_comes_back() {
     run(24, async {
         let disk = SimDisk::new(24);
-        let wal =
-            Wal::open(WalOptions { staging_bytes_max: 4 << 20, ..options(&disk, 6 * MIB) }).await.expect("opens");
+        let wal = Wal::open(WalOptions { staging_bytes_max: 4 << 20, ..options(&disk, 6 * MIB) }).await.expect("opens");
         let mut lent = Vec::new();
         let refused = loop {
             match append(&wal, lent.len() as u64..lent.len() as u64 + 1, MIB as usize).await {
@@ -487,8 +498,7 @@ fn e22_lent_memory_refuses_produce_until_it_comes_back() {
 fn appends_wait_for_writes_of_their_own_to_free_memory() {
     run(25, async {
         let disk = SimDisk::new(25);
-        let wal =
-            Wal::open(WalOptions { staging_bytes_max: 4 << 20, ..options(&disk, 6 * MIB) }).await.expect("opens");
+        let wal = Wal::open(WalOptions { staging_bytes_max: 4 << 20, ..options(&disk, 6 * MIB) }).await.expect("opens");
         let tasks: Vec<_> = (0..20).map(|id| spawn_append(&wal, id..id + 1, MIB as usize)).collect();
         for task in tasks {
             task.await.expect("staging turns over");
