@@ -20,6 +20,8 @@ const ROTATE_BYTES: u64 = 1 << 20;
 /// Only after this long without an append.
 const ROTATE_AFTER: Duration = Duration::from_secs(1);
 const PREPARE_RETRY: Duration = Duration::from_secs(1);
+/// A full disk is not asked again for each append.
+const ROLL_RETRY: Duration = Duration::from_millis(100);
 
 pub(crate) async fn run(inner: Rc<Inner>) {
     loop {
@@ -112,17 +114,20 @@ impl Inner {
         self.state.borrow_mut().metrics.rolls += 1;
     }
 
-    /// No segment could be made, and the state on disk is known: refuse, and try again with the next append (E9,
+    /// No segment could be made, and the state on disk is known: refuse, and try again with a later append (E9,
     /// lesson N5).
     fn withdraw_roll(&self, segment: &Segment, error: &io::Error) {
         let dir = self.folder.dir.display();
-        let text = format!("no new ingress WAL segment could be made in {dir}: {error}; the next produce tries again");
+        let text =
+            format!("no new ingress WAL segment could be made in {dir}: {error}; trying again while produces come");
         tracing::warn!(error = %error, dir = %dir, "no new ingress WAL segment; produce is refused until one can be made");
         {
             let mut state = self.state.borrow_mut();
             let active = state.chain.back().cloned();
-            let spares = state.staging.withdraw(&AppendError::Unavailable(text), active, segment.first_seq.get());
+            let error = AppendError::Unavailable(text);
+            let spares = state.staging.withdraw(&error, active, segment.first_seq.get());
             state.spares.extend(spares);
+            state.hold_off = Some((rt::now() + ROLL_RETRY, error));
             state.metrics.appends_unavailable += 1;
         }
         self.progress.notify_all();

@@ -20,6 +20,12 @@ mod segment;
 mod staging;
 
 #[cfg(test)]
+mod crash_tests;
+#[cfg(test)]
+mod open_tests;
+#[cfg(test)]
+mod test_support;
+#[cfg(test)]
 mod wal_tests;
 
 use std::cell::RefCell;
@@ -119,6 +125,8 @@ pub(crate) struct State {
     preparing: bool,
     /// A failed preparation is not tried again before.
     prepare_not_before: Instant,
+    /// No segment could be made: until when the same answer is given without trying.
+    hold_off: Option<(Instant, AppendError)>,
     /// Why every append is refused.
     latched: Option<String>,
     /// Our own write failed: nothing is written any more. A latch from outside lets what is staged finish (E11).
@@ -129,7 +137,7 @@ pub(crate) struct State {
     rotation_armed: bool,
     last_append: Instant,
     checkpoint: CheckpointState,
-    on_latched: Vec<Rc<dyn Fn(&str)>>,
+    on_latched: Vec<Listener>,
     topics: Topics,
     metrics: WalMetrics,
 }
@@ -207,6 +215,7 @@ impl Wal {
         self.close().await;
         let Folder { disk, dir, dir_number, .. } = &self.inner.folder;
         let ingress = dir.parent().unwrap_or(dir);
+        open::remove_drained_remains(disk, ingress).await?;
         disk.rename(dir, &ingress.join(format!("{dir_number}.drained"))).await?;
         disk.sync_dir(ingress).await?;
         open::remove_drained_remains(disk, ingress).await.map(|_| ())
@@ -251,6 +260,9 @@ impl Wal {
     }
 }
 
+/// Told the cause when a write of this WAL latches it.
+type Listener = Rc<dyn Fn(&str)>;
+
 /// Sequence numbers of an append, and what will become of its last group.
 type StagedSeqs = (Range<u64>, Rc<Outcome>);
 
@@ -266,8 +278,14 @@ impl Inner {
             let dir = self.folder.dir.display();
             return Err(AppendError::Unavailable(format!("ingress WAL {dir} takes no records: it is being closed")));
         }
+        let plan = state.staging.plan(records, self.segment_bytes)?;
+        if let Some((until, error)) = state.hold_off.as_ref().filter(|_| plan.rolls > state.spares.len()) {
+            if rt::now() < *until {
+                return Err(error.clone());
+            }
+        }
         let State { staging, spares, next_number, .. } = state;
-        let staged = staging.stage(records, self.segment_bytes, &mut |_| {
+        let staged = staging.stage(plan, records, self.segment_bytes, &mut || {
             spares.pop_front().unwrap_or_else(|| {
                 // No spare: the flusher makes this one without preparing it (E9).
                 *next_number += 1;

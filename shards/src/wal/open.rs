@@ -62,6 +62,7 @@ pub(super) async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
             next_number: found.next_number,
             preparing: false,
             prepare_not_before: Instant::default(),
+            hold_off: None,
             latched: None,
             broken: false,
             closing: false,
@@ -120,7 +121,7 @@ async fn look(folder: &Folder) -> Result<Found, WalOpenError> {
             folder.remove(&path).await.map_err(WalOpenError::io(&path, "remove"))?;
             continue;
         };
-        let segment = Rc::new(Segment::found(number, path, file, &header));
+        let segment = Rc::new(Segment::found(path, file, &header));
         match header.state {
             SegmentState::Active => chain.push(segment),
             SegmentState::Spare => {

@@ -38,6 +38,11 @@ impl Topics {
         self.names.insert(name.clone());
         name
     }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
 }
 
 /// A record whose frame starts at `at` in `bytes`; `None` when its topic is not text.

@@ -69,7 +69,7 @@ impl Walk {
 
     pub fn step(&mut self, window: Window<'_>, depth: Depth) -> Step {
         let step = self.try_at(self.at, window, depth);
-        if step != Step::Stop || self.at % BLOCK_BYTES == 0 {
+        if step != Step::Stop || self.at.is_multiple_of(BLOCK_BYTES) {
             return step;
         }
         // The group ended before the block did: the next one starts on a block.

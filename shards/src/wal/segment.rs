@@ -27,7 +27,6 @@ pub(crate) struct Folder {
 
 /// One segment, from the moment it is planned.
 pub(crate) struct Segment {
-    pub number: u64,
     pub path: PathBuf,
     pub generation: u64,
     pub seed: u32,
@@ -48,7 +47,6 @@ pub(crate) struct Segment {
 impl Segment {
     pub fn planned(folder: &Folder, number: u64, bytes: u64, prepared: bool) -> Segment {
         Segment {
-            number,
             path: folder.dir.join(file_name(number)),
             generation: 0,
             seed: 0,
@@ -64,9 +62,8 @@ impl Segment {
         .with_generation(rt::random_u64())
     }
 
-    pub fn found(number: u64, path: PathBuf, file: File, header: &Header) -> Segment {
+    pub fn found(path: PathBuf, file: File, header: &Header) -> Segment {
         Segment {
-            number,
             path,
             generation: header.generation,
             seed: generation_seed(header.generation),

@@ -121,6 +121,14 @@ pub(crate) enum Next {
     Submit,
 }
 
+/// What an append will take.
+#[derive(Clone, Copy)]
+pub(crate) struct Plan {
+    pub chunks: usize,
+    /// Segments to roll to.
+    pub rolls: usize,
+}
+
 /// What staging made of an append.
 pub(crate) enum Staged {
     Yes {
@@ -177,27 +185,35 @@ impl Staging {
         }
     }
 
-    /// Stages all of `records`, with consecutive sequence numbers, or none: everything that can fail is known before
-    /// the first byte is copied. `next_segment` names the segment to roll to, which is `segment_bytes` long.
-    pub fn stage(
-        &mut self,
-        records: &[NewWalRecord<'_>],
-        segment_bytes: u64,
-        next_segment: &mut dyn FnMut(u64) -> Rc<Segment>,
-    ) -> Result<Staged, AppendError> {
+    /// What `records` would take, or why they can never be staged.
+    pub fn plan(&self, records: &[NewWalRecord<'_>], segment_bytes: u64) -> Result<Plan, AppendError> {
         let mut cursor = self.cursor;
-        let mut chunks = 0;
+        let mut plan = Plan { chunks: 0, rolls: 0 };
         for record in records {
             let padded = frame::padded_bytes(record).ok_or(AppendError::TooLarge)?;
             if BLOCK_BYTES + round_up(padded as u64, BLOCK_BYTES) > segment_bytes {
                 return Err(AppendError::TooLarge);
             }
-            chunks += usize::from(cursor.place(padded, segment_bytes).new_chunk);
+            let placement = cursor.place(padded, segment_bytes);
+            plan.chunks += usize::from(placement.new_chunk);
+            plan.rolls += usize::from(placement.new_segment);
         }
-        if chunks > self.chunks_max {
+        if plan.chunks > self.chunks_max {
             return Err(AppendError::MemoryExhausted);
         }
-        if chunks > 0 && !self.make_room(chunks) {
+        Ok(plan)
+    }
+
+    /// Stages all of `records`, with consecutive sequence numbers, or none: everything that can fail is known before
+    /// the first byte is copied. `next_segment` names the segment to roll to, which is `segment_bytes` long.
+    pub fn stage(
+        &mut self,
+        plan: Plan,
+        records: &[NewWalRecord<'_>],
+        segment_bytes: u64,
+        next_segment: &mut dyn FnMut() -> Rc<Segment>,
+    ) -> Result<Staged, AppendError> {
+        if plan.chunks > 0 && !self.make_room(plan.chunks) {
             return if self.is_idle() { Err(AppendError::MemoryExhausted) } else { Ok(Staged::NoRoomYet) };
         }
         let first_seq = self.next_seq;
@@ -211,7 +227,7 @@ impl Staging {
                 self.rest = self.pool.take();
             }
             if placement.new_segment {
-                let segment = next_segment(self.next_seq);
+                let segment = next_segment();
                 segment.first_seq.set(self.next_seq);
                 self.target = Some(segment);
             }
