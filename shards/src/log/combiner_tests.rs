@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::testing::{batch, numbered, read_all, Bench, LIVE};
+use super::tests_support::{batch, numbered, read_all, Bench, LIVE};
 use super::{LogOptions, Standing};
 use crate::io::sim::SimDisk;
 use crate::meta::Incarnation;

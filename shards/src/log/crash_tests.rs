@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::testing::{numbered, read_all, Bench};
+use super::tests_support::{numbered, read_all, Bench};
 use super::LogOptions;
 use crate::io::sim::{SimDisk, Survival};
 use crate::peer::Record;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::testing::{numbered, read_all, Bench};
+use super::tests_support::{numbered, read_all, Bench};
 use super::{hwm, LogOptions, ReadError};
 use crate::io::sim::{Fault, NthCall, Op, SimDisk, Survival};
 use crate::peer::{CommitError, Committed};

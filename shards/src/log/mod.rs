@@ -37,7 +37,7 @@ mod partition_tests;
 #[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]
-mod testing;
+mod tests_support;
 
 use crate::io::Slice;
 use crate::metrics::Histogram;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::segment::{self, DATA_START};
-use super::testing::{numbered, read_all, record, Bench};
+use super::tests_support::{numbered, read_all, record, Bench};
 use super::{closed_boundary, hwm, Codec, LogOptions, OpenError, ReadError};
 use crate::io::sim::SimDisk;
 use crate::io::ALIGNMENT;

@@ -6,7 +6,7 @@ use super::frame::HEAD_BYTES;
 use super::recovery::{recover, Verdict};
 use super::scan::{Scanner, Step};
 use super::segment::DATA_START;
-use super::testing::{numbered, Built};
+use super::tests_support::{numbered, Built};
 
 /// Builds a segment by a script and returns the verdict in one line.
 ///
