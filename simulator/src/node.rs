@@ -79,7 +79,11 @@ impl Launcher for ShardLauncher {
                     store_id,
                     memory_bytes: tuning.memory_bytes,
                     wal_segment_bytes: tuning.wal_segment_bytes,
-                    log: LogOptions { segment_bytes: tuning.log_segment_bytes, codec: tuning.codec, ..LogOptions::default() },
+                    log: LogOptions {
+                        segment_bytes: tuning.log_segment_bytes,
+                        codec: tuning.codec,
+                        ..LogOptions::default()
+                    },
                     positions: CommitterOptions::default(),
                     disk_reserve_bytes: tuning.reserve_bytes,
                     adopt: adopt.filter(|n| n % u32::from(shards) == u32::from(id)).collect(),

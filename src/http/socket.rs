@@ -1,53 +1,70 @@
-//! The ring's TCP stream with the traits that hyper reads and writes through.
+//! hyper's view of a connection of the shard's own ring. It owns no buffer: an idle connection costs none.
 
-use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
 use std::task::{ready, Context, Poll};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
-use narad_shards::io::ring::Stream;
+use narad_shards::io::Stream;
 
-/// The most that one read takes: a buffer of the ring.
-const READ_BYTES: usize = 64 << 10;
-
-thread_local! {
-    /// Lies between the ring's buffers and hyper's. hyper's memory is uninitialised, and clearing all of it at every
-    /// poll, most of which read nothing, costs more than copying what did come.
-    static LANDING: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+pub struct Socket {
+    stream: Stream,
 }
-
-/// A client's connection.
-pub struct Socket(Stream);
 
 impl Socket {
     pub fn new(stream: Stream) -> Socket {
-        Socket(stream)
+        Socket { stream }
     }
 }
 
 impl Read for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, mut buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        LANDING.with_borrow_mut(|landing| {
-            landing.resize(READ_BYTES, 0);
-            let room = buf.remaining().min(READ_BYTES);
-            let count = ready!(self.0.poll_recv(cx, &mut landing[..room]))?;
-            buf.put_slice(&landing[..count]);
-            Poll::Ready(Ok(()))
-        })
+        // Copied once, from the ring's buffer to hyper's.
+        let bytes = ready!(self.stream.poll_received(cx))?;
+        let count = bytes.len().min(buf.remaining());
+        buf.put_slice(&bytes[..count]);
+        self.stream.consume(count);
+        Poll::Ready(Ok(()))
     }
 }
 
 impl Write for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.0.poll_send(cx, bytes)
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.stream.poll_send(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut total = 0;
+        for buf in bufs.iter().filter(|buf| !buf.is_empty()) {
+            match self.stream.poll_send(cx, buf) {
+                Poll::Ready(Ok(count)) => {
+                    total += count;
+                    if count < buf.len() {
+                        break;
+                    }
+                }
+                // What was taken before counts; the error, or the wait, comes again at the next call.
+                Poll::Ready(Err(_)) | Poll::Pending if total > 0 => break,
+                other => return other,
+            }
+        }
+        Poll::Ready(Ok(total))
+    }
+
+    /// The stream gathers what it is given: one send for a head and its body, and hyper need not join them first.
+    fn is_write_vectored(&self) -> bool {
+        true
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_flush(cx)
+        self.stream.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_shutdown(cx)
+        self.stream.poll_shutdown(cx)
     }
 }

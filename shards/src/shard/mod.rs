@@ -251,9 +251,9 @@ impl Inner {
     }
 
     fn dispatcher_for(&self, wal: Wal) -> Dispatcher {
-        let environment = Rc::new(DispatchSide(self.strong()));
+        let environment = Rc::new(DispatchSide(self.me.clone()));
         // What a dispatcher holds lies in the WAL's staging memory: half of it, the rest is for accepting (E20).
-        let limits = Limits { held_bytes_max: self.options.memory_bytes / 8, ..Limits::default() };
+        let limits = Limits { held_bytes_max: self.options.memory_bytes / 8 };
         Dispatcher::start(Rc::new(wal), environment, limits)
     }
 
@@ -297,19 +297,25 @@ impl Inner {
 }
 
 /// What the dispatcher sees of its shard.
-struct DispatchSide(Rc<Inner>);
+struct DispatchSide(Weak<Inner>);
+
+impl DispatchSide {
+    fn shard(&self) -> Rc<Inner> {
+        self.0.upgrade().expect("a dispatcher runs no longer than its shard")
+    }
+}
 
 impl Environment for DispatchSide {
     fn snapshot(&self) -> Arc<Snapshot> {
-        self.0.snapshot.borrow().clone()
+        self.shard().snapshot.borrow().clone()
     }
 
     fn changed(&self) -> Notify {
-        self.0.changed.clone()
+        self.shard().changed.clone()
     }
 
     fn carrier(&self) -> Rc<dyn Carrier> {
-        self.0.carrier.clone()
+        self.shard().carrier.clone()
     }
 
     fn control(&self) -> Address {
