@@ -91,11 +91,9 @@ impl Inner {
             state.staging.fail(&cause);
             state.on_latched.clone()
         };
-        tracing::error!(
-            cause = %cause,
-            "ingress WAL failed: every produce on this node is refused until it is restarted; fix the disk first, \
-             everything that was answered 202 is replayed then"
-        );
+        if callbacks.is_empty() {
+            tracing::error!(cause = %cause, "ingress WAL failed: every produce is refused until the node is restarted");
+        }
         self.wake_flusher.notify_one();
         self.progress.notify_all();
         callbacks.iter().for_each(|callback| callback(&cause));

@@ -66,11 +66,12 @@ impl Inner {
     async fn run_keeper(self: Rc<Inner>) {
         let mut due: Option<Instant> = None;
         loop {
+            let compactable;
             let (checkpoint, closing) = {
                 let mut state = self.state.borrow_mut();
                 let found = state.checkpoint;
-                let settled = found.wanted == found.written && found.written == found.synced;
-                if settled && state.compactable().is_none() {
+                compactable = state.compactable().is_some();
+                if found.wanted == found.written && found.written == found.synced && !compactable {
                     state.checkpoint.kept = false;
                     return;
                 }
@@ -79,7 +80,7 @@ impl Inner {
             let stored = if checkpoint.written != checkpoint.wanted {
                 due.get_or_insert(rt::now() + SYNC_DELAY);
                 self.write_checkpoint(checkpoint.wanted).await
-            } else if checkpoint.synced == checkpoint.written {
+            } else if compactable {
                 self.compact().await
             } else {
                 let at = *due.get_or_insert(rt::now() + SYNC_DELAY);

@@ -24,6 +24,8 @@ mod crash_tests;
 #[cfg(test)]
 mod open_tests;
 #[cfg(test)]
+mod ring_tests;
+#[cfg(test)]
 mod test_support;
 #[cfg(test)]
 mod wal_tests;
@@ -39,7 +41,7 @@ pub use error::{AppendError, WalOpenError};
 pub use frame::NewWalRecord;
 pub use metrics::WalMetrics;
 
-use crate::io::{Disk, File};
+use crate::io::{ChunkPool, Disk, File};
 use crate::meta::Incarnation;
 use crate::peer::Record;
 use crate::rt::sync::Notify;
@@ -170,6 +172,11 @@ impl Wal {
         Err(AppendError::MemoryExhausted)
     }
 
+    /// Lets the owner of the ring register chunks of the staging memory with it, before the first append.
+    pub fn with_staging_pool<T>(&self, act: impl FnOnce(&mut ChunkPool) -> T) -> T {
+        act(self.inner.state.borrow_mut().staging.pool())
+    }
+
     /// Refuses every append from now on, for good: a write or sync of unknown outcome happened somewhere on this
     /// node (E11). What is staged is still written and truthfully answered.
     pub fn latch(&self, cause: &str) {
@@ -181,7 +188,7 @@ impl Wal {
         self.inner.state.borrow().latched.clone()
     }
 
-    /// Calls `f` with the cause when a write of this WAL latches it, so that the node's other WALs can be latched.
+    /// Calls `f` with the cause when a write of this WAL latches it, to latch the node's other WALs and to say so.
     pub fn on_latched(&self, f: Box<dyn Fn(&str)>) {
         self.inner.state.borrow_mut().on_latched.push(Rc::from(f));
     }

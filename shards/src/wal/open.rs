@@ -185,9 +185,10 @@ async fn open_checkpoint(folder: &Folder) -> Result<(File, Option<u64>), WalOpen
     if bytes == 0 {
         return Ok((file, None));
     }
-    let record = match bytes {
-        0..48 => Slice::empty(),
-        _ => file.read_at(0, CHECKPOINT_BYTES).await.map_err(WalOpenError::io(&path, "read"))?,
+    let record = if bytes < CHECKPOINT_BYTES as u64 {
+        Slice::empty()
+    } else {
+        file.read_at(0, CHECKPOINT_BYTES).await.map_err(WalOpenError::io(&path, "read"))?
     };
     match Checkpoint::decode(&record, folder.store_id, folder.dir_number) {
         Ok(checkpoint) => Ok((file, Some(checkpoint.seq))),

@@ -408,6 +408,10 @@ impl Staging {
         self.cursor.offset + self.cursor.used as u64
     }
 
+    pub fn pool(&mut self) -> &mut ChunkPool {
+        &mut self.pool
+    }
+
     pub fn memory_low(&mut self) -> bool {
         self.pool.free() * 4 < self.chunks_max
     }

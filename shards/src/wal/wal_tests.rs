@@ -220,6 +220,25 @@ fn e11_n9_a_failed_write_latches_and_a_restart_heals() {
 }
 
 #[test]
+fn e11_several_failed_writes_latch_once() {
+    run(29, async {
+        let disk = SimDisk::new(29);
+        let wal = open(&disk, MIB).await;
+        let told: Rc<Cell<u32>> = Rc::default();
+        let heard = told.clone();
+        wal.on_latched(Box::new(move |_| heard.set(heard.get() + 1)));
+        disk.set_slowness(100);
+        disk.inject(NthCall::new(Op::WriteDurable, 1, Fault::Fail).on(".wal").times(2));
+        let first = spawn_append(&wal, 0..1, 50);
+        rt::sleep(Duration::from_micros(10)).await;
+        let second = spawn_append(&wal, 1..2, 50);
+        assert!(first.await.is_err() && second.await.is_err());
+        rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!((disk.in_flight(), told.get()), (0, 1));
+    });
+}
+
+#[test]
 fn e11_a_latch_from_outside_lets_staged_records_finish() {
     run(11, async {
         let wal = open(&SimDisk::new(11), MIB).await;
@@ -292,6 +311,23 @@ fn e1_a_spare_is_usable_only_once_its_directory_was_synced() {
         rt::sleep(Duration::from_secs(60)).await;
         assert_eq!(wal.metrics().spares, 1);
         assert_eq!(header_of(&disk, &segment_path(2)).state, header::State::Spare);
+    });
+}
+
+#[test]
+fn e1_o5_a_spare_is_filled_and_synced_before_its_header_says_so() {
+    run(28, async {
+        let disk = SimDisk::new(28);
+        let wal = open(&disk, 64 * KIB).await;
+        let stall = Fault::Stall(Duration::from_secs(60));
+        disk.inject(NthCall::new(Op::SyncData, 1, stall).on("00000002.wal"));
+        for id in 0..12 {
+            append(&wal, id..id + 1, 2000).await.expect("room");
+        }
+        rt::sleep(Duration::from_secs(5)).await;
+        assert!(disk.peek(&segment_path(2)).is_some_and(|bytes| bytes[..64] == [0; 64]), "no header yet");
+        rt::sleep(Duration::from_secs(60)).await;
+        assert_eq!(wal.metrics().spares, 1);
     });
 }
 
@@ -410,6 +446,20 @@ fn checkpoint_on(disk: &SimDisk, peek: impl Fn(&SimDisk, &Path) -> Option<Vec<u8
 }
 
 #[test]
+fn e6_compaction_waits_for_the_sync_of_the_checkpoint() {
+    run(30, async {
+        let disk = SimDisk::new(30);
+        let wal = open(&disk, 64 * KIB).await;
+        append(&wal, 0..100, 2000).await.expect("room");
+        wal.store_checkpoint(90);
+        rt::sleep(Duration::from_millis(200)).await;
+        assert_eq!((wal.oldest(), wal.backlog_records()), (1, 11), "written, not synced");
+        rt::sleep(Duration::from_millis(100)).await;
+        assert!(wal.oldest() > 50, "{}", wal.oldest());
+    });
+}
+
+#[test]
 fn e6_nothing_is_compacted_behind_an_unsynced_checkpoint() {
     run(21, async {
         let disk = SimDisk::new(21);
@@ -422,6 +472,7 @@ fn e6_nothing_is_compacted_behind_an_unsynced_checkpoint() {
         assert_eq!(wal.failed(), None);
         rt::sleep(Duration::from_secs(2)).await;
         assert!(wal.oldest() > 50, "it was written again and synced");
+        assert_eq!(checkpoint_on(&disk, |disk, path| disk.peek_durable(path)), Some(90));
     });
 }
 
