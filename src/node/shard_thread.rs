@@ -25,6 +25,8 @@ use crate::http::{HttpContext, Surface};
 const WAL_SEGMENT_BYTES: u64 = 64 << 20;
 /// Below this, produce is refused while the disk still has room for everything else (E22).
 const DISK_RESERVE_BYTES_MIN: u64 = 256 << 20;
+/// As many as a busy shard has in flight; memlock may allow fewer (E26).
+const STAGING_CHUNKS_REGISTERED: usize = 8;
 /// Lets the last reply leave before the ring is torn down.
 const LAST_REPLY: Duration = Duration::from_millis(20);
 
@@ -120,6 +122,13 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         adopt: plan.adopt,
     };
     let shard = Shard::open(options, plan.snapshot, links.clone()).await.map_err(|error| error.to_string())?;
+    let registered = shard.wal().with_staging_pool(|pool| handle.register_chunks(pool, STAGING_CHUNKS_REGISTERED));
+    tracing::info!(
+        shard = id,
+        staging_chunks = registered,
+        bytes = handle.registered_bytes(),
+        "buffers registered with the ring"
+    );
     let _ = slot.shard.set(shard.clone());
     slot.opened.notify_all();
     common.state.opened.fetch_add(1, Ordering::Relaxed);

@@ -32,6 +32,8 @@ use partitions::Partitions;
 use reserve::DiskReserve;
 use topics::TopicTable;
 
+const STAGING_BYTES_MIN: usize = 48 << 20;
+
 /// How a shard is opened.
 #[derive(Clone)]
 pub struct ShardOptions {
@@ -120,7 +122,7 @@ impl Shard {
             wal,
             own: OnceCell::new(),
             adopted: RefCell::default(),
-            partitions: Partitions::new(LogShared::new(options.memory_bytes / 4)),
+            partitions: Partitions::new(LogShared::new(options.memory_bytes / 8)),
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
             reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
@@ -197,11 +199,17 @@ impl Shard {
     }
 }
 
+/// A quarter of the shard's memory, but always enough for the largest batch: 16 payloads of 1 MiB each need a chunk
+/// of their own, and some must be left for what is in flight.
+fn staging_bytes(options: &ShardOptions) -> usize {
+    (options.memory_bytes / 4).max(STAGING_BYTES_MIN)
+}
+
 async fn open_wal(options: &ShardOptions, number: u32, mode: Mode) -> Result<Wal, ShardOpenError> {
     let dir = options.data_dir.join("ingress").join(number.to_string());
     let mut wal = WalOptions::new(options.disk.clone(), dir, number, options.store_id);
     wal.segment_bytes = options.wal_segment_bytes;
-    wal.staging_bytes_max = options.memory_bytes / 4;
+    wal.staging_bytes_max = staging_bytes(options);
     wal.mode = mode;
     Wal::open(wal).await.map_err(|error| ShardOpenError(error.to_string()))
 }
@@ -253,7 +261,7 @@ impl Inner {
     fn dispatcher_for(&self, wal: Wal) -> Dispatcher {
         let environment = Rc::new(DispatchSide(self.me.clone()));
         // What a dispatcher holds lies in the WAL's staging memory: half of it, the rest is for accepting (E20).
-        let limits = Limits { held_bytes_max: self.options.memory_bytes / 8 };
+        let limits = Limits { held_bytes_max: staging_bytes(&self.options) / 2 };
         Dispatcher::start(Rc::new(wal), environment, limits)
     }
 
