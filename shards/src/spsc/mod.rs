@@ -8,6 +8,7 @@ mod bell;
 mod calls;
 mod links;
 mod outbox;
+mod parking;
 #[cfg(test)]
 mod tests;
 
