@@ -10,6 +10,8 @@ missing_packages() {
     [ -e /usr/include/stdio.h ] || echo libc6-dev
     command -v make >/dev/null 2>&1 || echo make
     command -v pkg-config >/dev/null 2>&1 || echo pkg-config
+    # glommio's build script calls git, and stops without one, although it then uses the sources it ships.
+    command -v git >/dev/null 2>&1 || echo git
     command -v curl >/dev/null 2>&1 || echo curl
     [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
 }
