@@ -257,10 +257,16 @@ impl AttachedDisk {
         Ok(at)
     }
 
+    /// Unmounts; tries for 10 s, since the ring of a process that has just ended holds its files a little longer.
     pub fn unmount(&mut self) -> io::Result<()> {
-        match self.mounted_at.take() {
-            Some(at) => run("umount", &[&at.to_string_lossy()]).map(|_| ()),
-            None => Ok(()),
+        let Some(at) = self.mounted_at.take() else { return Ok(()) };
+        let started = std::time::Instant::now();
+        loop {
+            match run("umount", &[&at.to_string_lossy()]) {
+                Ok(_) => return Ok(()),
+                Err(error) if started.elapsed() > Duration::from_secs(10) => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
         }
     }
 }
