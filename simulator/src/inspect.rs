@@ -42,7 +42,9 @@ fn look_at_wal(disk: &SimDisk, inside: &WalInspection, probe: &mut Probe) {
     probe.memory.push((format!("staging of WAL {number}"), inside.staging_bytes, inside.staging_bytes_max));
     let held_max = 2 * inside.held_bytes_max + RECORD_BYTES_MAX;
     probe.memory.push((format!("the dispatcher of WAL {number}"), inside.held_bytes, held_max));
-    if wal.failed().is_none() {
+    // E18: a drained directory is on its way out.
+    let leaving = inside.adopted && wal.fully_dispatched();
+    if wal.failed().is_none() && !leaving {
         let unnamed = files.iter().filter(|file| !disk.is_name_durable(file));
         probe.unnamed.extend(unnamed.map(|file| file.display().to_string()));
     }

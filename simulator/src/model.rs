@@ -461,7 +461,11 @@ impl Broker for Model {
                 checkpoints: vec![(0, if store.bug(Bug::CheckpointPastUndone, 5) { 9 } else { 5 }, 5)],
                 backlogs: vec![(0, 3, if store.bug(Bug::WrongBacklog, 5) { 4 } else { 3 })],
                 watermarks: vec![(Incarnation(1), 0, if store.bug(Bug::WatermarkPastDurable, 5) { 9 } else { 5 }, 5)],
-                memory: vec![("all".to_owned(), if store.bug(Bug::HoardMemory, 5) { 1 << 40 } else { 1 << 10 }, 1 << 20)],
+                memory: vec![(
+                    "all".to_owned(),
+                    if store.bug(Bug::HoardMemory, 5) { 1 << 40 } else { 1 << 10 },
+                    1 << 20,
+                )],
                 unnamed,
                 latched: store.bug(Bug::Latch, 5),
                 poisoned,

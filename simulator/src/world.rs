@@ -352,10 +352,8 @@ impl World {
         self.disk.clear_faults();
         self.disk.set_capacity(None);
         self.disk.set_slowness(1);
-        let sound = matches!(
-            self.options.profile,
-            Profile::Calm | Profile::Kills | Profile::PowerCuts | Profile::Resize
-        );
+        let sound =
+            matches!(self.options.profile, Profile::Calm | Profile::Kills | Profile::PowerCuts | Profile::Resize);
         // Now and then without a restart: leases that nobody will end have to lapse.
         if !sound || self.chance(2, 3) {
             let graceful = self.options.profile == Profile::Calm || self.chance(1, 2);

@@ -215,7 +215,8 @@ impl Sim {
         }
         let timers = std::mem::take(&mut *self.state.timers.borrow_mut());
         drop(timers);
-        let runnable = std::mem::take(&mut *self.state.runnable.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let runnable =
+            std::mem::take(&mut *self.state.runnable.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
         drop(runnable);
     }
 

@@ -11,6 +11,8 @@ use crate::wal::Wal;
 #[derive(Clone, Debug)]
 pub struct WalInspection {
     pub number: u32,
+    /// Drained, and then removed (E18).
+    pub adopted: bool,
     pub wal: Wal,
     /// First sequence number that is not done, as the dispatcher knows.
     pub undone: u64,
@@ -67,6 +69,7 @@ impl Inner {
     fn inspect_wal(&self, number: u32, wal: &Wal, dispatcher: &Dispatcher) -> WalInspection {
         WalInspection {
             number,
+            adopted: number != u32::from(self.options.id),
             wal: wal.clone(),
             undone: dispatcher.checkpoint(),
             durable_next: wal.durable_next(),

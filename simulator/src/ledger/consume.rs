@@ -116,8 +116,13 @@ impl Ledger {
             }
             Some(_) => {}
             None => {
-                let copy =
-                    Copy { number, timestamp_ms: delivery.timestamp_ms, leases: Vec::new(), settled: Settled::No, exposed: false };
+                let copy = Copy {
+                    number,
+                    timestamp_ms: delivery.timestamp_ms,
+                    leases: Vec::new(),
+                    settled: Settled::No,
+                    exposed: false,
+                };
                 self.copies.insert(id, copy);
                 if !message.copies.is_empty() {
                     self.counts.duplicates += 1;

@@ -74,7 +74,8 @@ impl Ledger {
                 }
                 let seen = self.partitions.entry((*incarnation, *partition)).or_default();
                 if *watermark < seen.high_watermark {
-                    let text = format!("{incarnation}/{partition} went back from {} to {watermark}", seen.high_watermark);
+                    let text =
+                        format!("{incarnation}/{partition} went back from {} to {watermark}", seen.high_watermark);
                     broken.push((Rule::Watermark, text));
                 }
                 seen.high_watermark = *watermark;
