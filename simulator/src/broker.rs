@@ -26,17 +26,20 @@ pub enum End {
 /// Figures from inside the broker that no client sees. Empty where a broker cannot tell.
 #[derive(Clone, Debug, Default)]
 pub struct Probe {
-    /// Per WAL directory: its number, the stored checkpoint, and the first sequence that is not done.
+    /// Per WAL directory: its number, the checkpoint on disk, and the first sequence that is not done.
     pub checkpoints: Vec<(u32, u64, u64)>,
+    /// Per WAL directory: its number, the backlog gauge, and the durable end minus the stored checkpoint.
+    pub backlogs: Vec<(u32, u64, u64)>,
     /// Per open partition: high watermark, and the end of what is durable.
     pub watermarks: Vec<(Incarnation, u32, u64, u64)>,
-    /// Bytes held and their bound, over all shards.
-    pub memory_bytes: u64,
-    pub memory_bytes_max: u64,
+    /// What holds bytes, how many, and its bound.
+    pub memory: Vec<(String, u64, u64)>,
+    /// Files that answers depend on, whose names a power cut may take.
+    pub unnamed: Vec<String>,
     /// A WAL failed; only a restart ends that.
     pub latched: bool,
     /// Partition logs that refuse appends until they are opened again.
-    pub poisoned: u64,
+    pub poisoned: Vec<String>,
 }
 
 /// A running node. Every future runs as a task of the node, and is dropped when the client goes away.

@@ -22,7 +22,7 @@ pub async fn produce(world: &World, _index: usize) {
         };
         left -= 1;
         let batch = world.chance(1, 4);
-        let count = if batch { world.draw(20) + 1 } else { 1 };
+        let count = if batch { world.draw(world.options.batch_records) + 1 } else { 1 };
         let records: Vec<Content> = (0..count)
             .map(|_| {
                 let number = world.next_number();
@@ -175,7 +175,7 @@ async fn settle(world: &World, deliveries: &[Delivery], mode: SettleMode, blur: 
         .map(|(id, one)| {
             let known = blur == 0;
             let mut ledger = world.ledger.borrow_mut();
-            known.then(|| ledger.settle_started(*id, one.nonce, mode))
+            known.then(|| ledger.settle_started(*id, one.nonce, mode, started))
         })
         .collect();
     let patience = (world.options.impatient && world.chance(1, 20)).then(|| MS * world.draw(3) as u32);

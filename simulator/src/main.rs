@@ -3,6 +3,7 @@
 
 mod broker;
 mod clients;
+mod inspect;
 mod ledger;
 mod message;
 mod metadata;

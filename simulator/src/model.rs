@@ -48,6 +48,10 @@ pub enum Bug {
     HoardMemory,
     HoldLapsedLease,
     Latch,
+    Poison,
+    ForgetName,
+    WrongBacklog,
+    Leak,
     RefuseStart,
     Unreadable,
     Panic,
@@ -161,10 +165,13 @@ struct Model {
 }
 
 impl Launcher for ModelLauncher {
-    fn launch(&self, _disk: SimDisk, _shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>> {
+    fn launch(&self, disk: SimDisk, _shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>> {
         let store = self.store.clone();
         Box::pin(async move {
             pause(&store, 20_000).await;
+            if store.borrow_mut().bug(Bug::Leak, 2) {
+                std::mem::forget(disk);
+            }
             if store.borrow_mut().bug(Bug::RefuseStart, 5) {
                 return Err("planted".to_owned());
             }
@@ -448,13 +455,20 @@ impl Broker for Model {
         let store = self.store.clone();
         Box::pin(async move {
             let mut store = store.borrow_mut();
+            let poisoned = if store.bug(Bug::Poison, 5) { vec!["planted".to_owned()] } else { Vec::new() };
+            let unnamed = if store.bug(Bug::ForgetName, 5) { vec!["/planted".to_owned()] } else { Vec::new() };
             Probe {
                 checkpoints: vec![(0, if store.bug(Bug::CheckpointPastUndone, 5) { 9 } else { 5 }, 5)],
+                backlogs: vec![(0, 3, if store.bug(Bug::WrongBacklog, 5) { 4 } else { 3 })],
                 watermarks: vec![(Incarnation(1), 0, if store.bug(Bug::WatermarkPastDurable, 5) { 9 } else { 5 }, 5)],
-                memory_bytes: if store.bug(Bug::HoardMemory, 5) { 1 << 40 } else { 1 << 10 },
-                memory_bytes_max: 1 << 20,
+                memory: vec![(
+                    "all".to_owned(),
+                    if store.bug(Bug::HoardMemory, 5) { 1 << 40 } else { 1 << 10 },
+                    1 << 20,
+                )],
+                unnamed,
                 latched: store.bug(Bug::Latch, 5),
-                poisoned: 0,
+                poisoned,
             }
         })
     }

@@ -12,10 +12,17 @@ use crate::world::{Called, World, NODE};
 
 const MS: Duration = Duration::from_millis(1);
 
+/// Numbers of shards that a node goes through (design §2: changing it must be free).
+const SIZES: [u16; 5] = [1, 2, 4, 3, 1];
+
 /// Acts until the producers are done, at least once.
 pub async fn run(world: &World) {
     let mut acted = false;
     let deadline = rt::now() + Duration::from_secs(600);
+    if world.options.profile == Profile::Resize {
+        resize(world).await;
+        acted = true;
+    }
     while (world.producing.get() > 0 || !acted) && !world.refused() && rt::now() < deadline {
         world.pause(20 * MS, 1_500 * MS).await;
         match world.draw(8) {
@@ -33,7 +40,7 @@ pub async fn run(world: &World) {
 async fn misfortune(world: &World) {
     match world.options.profile {
         Profile::Calm => {}
-        Profile::Kills => restart(world, End::Killed).await,
+        Profile::Kills | Profile::Resize => restart(world, End::Killed).await,
         Profile::PowerCuts => {
             let end = if world.chance(1, 4) { End::Killed } else { End::PowerCut };
             restart(world, end).await;
@@ -45,8 +52,24 @@ async fn misfortune(world: &World) {
     }
 }
 
+async fn resize(world: &World) {
+    for shards in SIZES {
+        world.pause(5 * MS, 400 * MS).await;
+        let end = [End::Graceful, End::Killed, End::PowerCut][world.draw(3) as usize];
+        restart_as(world, end, shards).await;
+        if world.refused() {
+            return;
+        }
+    }
+}
+
 /// Ends the process and starts it again, sometimes with another number of shards.
 async fn restart(world: &World, end: End) {
+    let shards = if world.chance(1, 3) { world.draw(4) as u16 + 1 } else { world.options.shards };
+    restart_as(world, end, shards).await;
+}
+
+async fn restart_as(world: &World, end: End, shards: u16) {
     if end != End::Graceful && world.chance(1, 3) {
         // In the middle of whatever the next calls of the disk are.
         world.disk.freeze_after(world.draw(20));
@@ -57,16 +80,17 @@ async fn restart(world: &World, end: End) {
         world.stop(end).await;
     }
     world.pause(Duration::ZERO, 1_000 * MS).await;
-    let shards = if world.chance(1, 3) { world.draw(4) as u16 + 1 } else { world.options.shards };
     // A crash in the middle of recovery, now and then.
     if end != End::Graceful && world.chance(1, 5) {
         world.disk.freeze_after(world.draw(30));
         let started = rt::timeout(2_000 * MS, world.start(shards)).await;
-        world.disk.clear_faults();
-        if started != Ok(true) {
+        // A call that hangs does so until the process has ended, whether or not the start needed it.
+        if started != Ok(true) || world.disk.frozen_at().is_some() {
             world.stop(end).await;
+            world.disk.clear_faults();
             world.start(shards).await;
         }
+        world.disk.clear_faults();
     } else {
         world.start(shards).await;
     }

@@ -50,10 +50,12 @@ struct Tuning {
 impl ShardLauncher {
     pub fn new(seed: u64) -> ShardLauncher {
         let mut rng = Rng::new(seed);
+        let wal_segment_bytes = [160 << 10, 256 << 10, 1 << 20][rng.below(3) as usize];
         let tuning = Tuning {
-            wal_segment_bytes: [160 << 10, 256 << 10, 1 << 20][rng.below(3) as usize],
-            log_segment_bytes: [640 << 10, 1 << 20, 2 << 20][rng.below(3) as usize],
-            // A commit must fit a segment: one destination's queue is a 32nd of this.
+            wal_segment_bytes,
+            // A commit must fit a segment. It is at most one destination's queue: an eighth of staging memory, which
+            // goes by the size of WAL segments.
+            log_segment_bytes: [640 << 10, 1 << 20, 2 << 20][rng.below(3) as usize].max(4 * wal_segment_bytes),
             memory_bytes: 16 << 20,
             codec: if rng.chance(1, 4) { Codec::Zstd(1) } else { Codec::None },
             reserve_bytes: [0, 64 << 10, 512 << 10][rng.below(3) as usize],
@@ -107,6 +109,7 @@ impl Launcher for ShardLauncher {
                 requests: Cell::new(0),
                 serving: Cell::new(true),
                 finished: Notify::new(),
+                disk,
                 shards: opened,
                 consumers,
                 links,
@@ -251,6 +254,7 @@ struct Inner {
     requests: Cell<usize>,
     serving: Cell<bool>,
     finished: Notify,
+    disk: SimDisk,
     shards: Vec<Shard>,
     consumers: Vec<Consumer>,
     links: Rc<Links>,
@@ -402,14 +406,7 @@ impl Broker for Node {
 
     fn probe(&self) -> Answer<Probe> {
         let inner = self.inner.clone();
-        Box::pin(async move {
-            let mut probe = Probe { memory_bytes_max: u64::MAX, ..Probe::default() };
-            for shard in &inner.shards {
-                shard.queues().check();
-                probe.latched |= shard.wal_failed().is_some();
-            }
-            probe
-        })
+        Box::pin(async move { crate::inspect::probe(&inner.disk, &inner.shards) })
     }
 
     fn shutdown(&self) -> Answer<()> {

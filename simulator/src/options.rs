@@ -22,6 +22,8 @@ pub enum Profile {
     Lies,
     /// Flipped bits at rest, then restarts (E33).
     Rot,
+    /// Under load, from one number of shards to the next: 1, 2, 4, 3, 1. Ends of every honest kind in between.
+    Resize,
 }
 
 #[derive(Clone, Debug)]
@@ -37,6 +39,8 @@ pub struct WorldOptions {
     pub consumers: usize,
     /// Produce requests over all producers.
     pub produces: u64,
+    /// Records of one batch at most.
+    pub batch_records: u64,
     /// Clients that give up in the middle of a request.
     pub impatient: bool,
     /// Topics are deleted and created again.
@@ -47,20 +51,25 @@ pub struct WorldOptions {
 
 impl WorldOptions {
     pub fn draw(rng: &mut Rng) -> WorldOptions {
-        let profile = match rng.below(20) {
+        let profile = match rng.below(22) {
             0..=3 => Profile::Calm,
             4..=7 => Profile::Kills,
             8..=12 => Profile::PowerCuts,
             13..=15 => Profile::DiskErrors,
             16 => Profile::FullDisk,
             17 => Profile::Lies,
-            _ => Profile::Rot,
+            18..=19 => Profile::Rot,
+            _ => Profile::Resize,
         };
         let sector_bytes = if rng.chance(1, 4) { 4096 } else { 512 };
         let call_ns = if rng.chance(1, 8) { (500_000, 20_000_000) } else { (5_000, 400_000) };
+        let drawn_shards = rng.range(1, 5) as u16;
+        // Large batches cross segments and chunks and run staging memory short: fewer of them say as much.
+        let large = rng.chance(1, 6);
+        let produces = if large { rng.range(10, 60) } else { rng.range(20, 150) };
         WorldOptions {
             profile,
-            shards: rng.range(1, 5) as u16,
+            shards: if profile == Profile::Resize { 1 } else { drawn_shards },
             topics: rng.range(1, 4) as usize,
             partitions: rng.range(1, 5) as u32,
             visibility: Duration::from_millis([300, 1_000, 5_000][rng.below(3) as usize]),
@@ -68,7 +77,8 @@ impl WorldOptions {
             max_acked_ahead: [2, 64, 1024][rng.below(3) as usize],
             producers: rng.range(1, 5) as usize,
             consumers: rng.range(2, 7) as usize,
-            produces: rng.range(20, 150),
+            produces: if profile == Profile::Resize { produces * 2 } else { produces },
+            batch_records: if large { 250 } else { 20 },
             impatient: rng.chance(1, 3),
             churn: rng.chance(1, 3),
             clock_steps: rng.chance(1, 4),

@@ -111,15 +111,26 @@ pub fn run_world_with(
     });
     let start = sim.now();
     let main = world.clone();
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| sim.run(async move { main.live().await })));
+    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| sim.run(main.live())));
     let end = sim.now();
     // A panic may have left the ledger borrowed for ever: what it held until then is lost, the panic is not.
     let (mut violations, events, counts) = match world.ledger.try_borrow() {
         Ok(ledger) => (ledger.violations.clone(), ledger.events.clone(), ledger.counts),
         Err(_) => (Vec::new(), Vec::new(), Counts::default()),
     };
-    if let Err(panic) = outcome {
-        violations.push(Violation { rule: Rule::Panic, text: panic_text(panic.as_ref()) });
+    match outcome {
+        Ok(()) => {
+            let (worlds, holders) = (Rc::strong_count(&world), world.disk.holders());
+            if (worlds, holders) != (1, 1) {
+                let text = format!("{} references to the world and {} to its disk are left", worlds - 1, holders - 1);
+                violations.push(Violation { rule: Rule::Leak, text });
+            }
+        }
+        Err(panic) => {
+            violations.push(Violation { rule: Rule::Panic, text: panic_text(panic.as_ref()) });
+            // What it left behind may panic again on its way out: that says nothing new.
+            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| sim.abandon()));
+        }
     }
     let mut hasher = DefaultHasher::new();
     events.hash(&mut hasher);
@@ -224,12 +235,15 @@ impl World {
         }
         self.broker.replace(None);
         self.sim.kill(NODE);
+        // A process that went on while its disk stood still could promise nothing any more: none does that, and what it
+        // answered from then on counts as never having had the time to reach the disk.
+        let judged = self.disk.frozen_at().unwrap_or(rt::now());
         match end {
             End::PowerCut => self.disk.power_cut(),
             End::Graceful | End::Killed => self.disk.process_crash(),
         }
         self.launcher.ended(end);
-        self.ledger.borrow_mut().ended(rt::now(), end);
+        self.ledger.borrow_mut().ended(rt::now(), judged, end);
     }
 
     /// Starts the node; tries again, in the end on a disk without faults. False when it refuses for good.
@@ -247,7 +261,7 @@ impl World {
             });
             match rt::timeout(ANSWER_MAX, receiver).await {
                 Ok(Some(Ok(broker))) => {
-                    self.note(format!("=== started with {shards} shards"));
+                    self.ledger.borrow_mut().started(rt::now(), shards);
                     self.broker.replace(Some(broker));
                     return true;
                 }
@@ -329,6 +343,8 @@ impl World {
             self.settle_down().await;
         }
         self.stopping.set(true);
+        self.broker.replace(None);
+        self.sim.kill(NODE);
     }
 
     /// Heals everything, and waits until nothing is owed and nothing comes back.
@@ -336,7 +352,8 @@ impl World {
         self.disk.clear_faults();
         self.disk.set_capacity(None);
         self.disk.set_slowness(1);
-        let sound = matches!(self.options.profile, Profile::Calm | Profile::Kills | Profile::PowerCuts);
+        let sound =
+            matches!(self.options.profile, Profile::Calm | Profile::Kills | Profile::PowerCuts | Profile::Resize);
         // Now and then without a restart: leases that nobody will end have to lapse.
         if !sound || self.chance(2, 3) {
             let graceful = self.options.profile == Profile::Calm || self.chance(1, 2);

@@ -168,6 +168,13 @@ impl PartitionLog {
         sealed + state.active.as_ref().map_or(0, |active| active.data_end)
     }
 
+    /// The segment that is appended to, and where its committed bytes end.
+    pub fn active_segment(&self) -> Option<(PathBuf, u64)> {
+        let state = self.inner.state.borrow();
+        let active = state.active.as_ref()?;
+        Some((self.inner.dir.join(super::segment::file_name(active.base)), active.data_end))
+    }
+
     /// Commit time of the oldest retained record, ms since the epoch; `None` when there is none or it is unknown.
     pub fn oldest_segment_at(&self) -> Option<u64> {
         let state = self.inner.state.borrow();

@@ -116,6 +116,8 @@ pub struct Committer {
     leaving: RefCell<Vec<Rc<Tracked>>>,
     /// Partitions with an open file, in the order of opening.
     handles: RefCell<VecDeque<Rc<Tracked>>>,
+    /// Files that were created and whose names are not known to be durable.
+    unnamed: RefCell<BTreeSet<PathBuf>>,
     running: Cell<bool>,
     work: Notify,
     ticks: Cell<u64>,
@@ -137,6 +139,7 @@ impl Committer {
             levels: RefCell::default(),
             leaving: RefCell::default(),
             handles: RefCell::default(),
+            unnamed: RefCell::default(),
             running: Cell::new(false),
             work: Notify::new(),
             ticks: Cell::new(0),
@@ -160,6 +163,7 @@ impl Committer {
     /// Returns whether there was anything to cut. To be awaited whenever a log was opened, before the first append:
     /// later the high watermark no longer tells that records below the position are new.
     pub async fn clamp(&self, directory: &Path, incarnation: Incarnation, high_watermark: u64) -> io::Result<bool> {
+        self.settle_found(directory).await?;
         let found = self.load(directory, incarnation).await?.position;
         let Some(mut position) = found.clone() else { return Ok(false) };
         position.clamp(high_watermark);
@@ -178,6 +182,19 @@ impl Committer {
         let record = position::encode_offset(incarnation, position.frontier);
         level.write_durable_at(0, Slice::copy_from(&record)).await?;
         Ok(true)
+    }
+
+    /// Makes durable what an earlier process left in the page cache: from here on it counts as stored, and while the
+    /// partition stays quiet nobody would write it again (D17). Its name may be as young as its content (E1).
+    async fn settle_found(&self, directory: &Path) -> io::Result<()> {
+        match self.disk.open(&directory.join(AHEAD_FILE), Open::Existing, Caching::Buffered).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(file) => {
+                file.sync_data().await?;
+                self.disk.sync_dir(directory).await
+            }
+        }
     }
 
     /// Keeps the position of a partition from now on. `level` is what `load` found in `consumer.offset`.
@@ -514,12 +531,18 @@ impl Committer {
     /// Opens a file of a partition directory, made durable by name if it is new. Creates no directory (C80).
     async fn open_or_create(&self, directory: &Path, name: &str) -> io::Result<File> {
         let path = directory.join(name);
-        match self.disk.open(&path, Open::Existing, Caching::Buffered).await {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => return other,
+        let file = match self.disk.open(&path, Open::Existing, Caching::Buffered).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.unnamed.borrow_mut().insert(path.clone());
+                self.disk.open(&path, Open::New, Caching::Buffered).await?
+            }
+            other => other?,
+        };
+        // A sync of the name that failed is owed by whoever opens the file next (E1).
+        if self.unnamed.borrow().contains(&path) {
+            self.disk.sync_dir(directory).await?;
+            self.unnamed.borrow_mut().remove(&path);
         }
-        let file = self.disk.open(&path, Open::New, Caching::Buffered).await?;
-        self.disk.sync_dir(directory).await?;
         Ok(file)
     }
 

@@ -116,6 +116,54 @@ fn d17_every_partition_is_synced_within_an_interval_and_a_tick() {
 }
 
 #[test]
+fn d17_what_a_killed_process_left_in_the_page_cache_is_durable_once_the_log_is_open() {
+    use crate::io::sim::{SimDisk, Survival};
+    let (sim, image) = (Sim::new(12), SimDisk::new(12));
+    let disk = Disk::Sim(image.clone());
+    sim.run(async move {
+        disk.create_dir(&directory(0)).await.expect("simulated");
+        disk.sync_dir(Path::new("/")).await.expect("simulated");
+        let first = Committer::new(disk.clone(), CommitterOptions::default());
+        let (acks, tracked) = track(&first, &disk, 0).await;
+        acks.frontier.set(4);
+        first.mark_dirty(&tracked);
+        while tracked.window_frontier.get() < 4 {
+            rt::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(tracked.durable_frontier.get(), 0, "written, and not synced yet");
+        image.process_crash();
+        // Nobody consumes from the partition in this life: its log is opened, and that is all.
+        let second = Committer::new(disk.clone(), CommitterOptions::default());
+        assert!(!second.clamp(&directory(0), LIFE, 100).await.expect("simulated"), "nothing to cut back");
+        image.power_cut_as(Survival::Nothing);
+        let third = Committer::new(disk.clone(), CommitterOptions::default());
+        assert_eq!(stored(&third, 0).await.position, at(4));
+    });
+}
+
+#[test]
+fn e1_a_position_file_whose_name_could_not_be_synced_is_named_before_it_counts() {
+    use crate::io::sim::{Fault, NthCall, Op, SimDisk, Survival};
+    let (sim, image) = (Sim::new(13), SimDisk::new(13));
+    let disk = Disk::Sim(image.clone());
+    sim.run(async move {
+        disk.create_dir(&directory(0)).await.expect("simulated");
+        disk.sync_dir(Path::new("/")).await.expect("simulated");
+        let committer = Committer::new(disk.clone(), CommitterOptions::default());
+        let (acks, tracked) = track(&committer, &disk, 0).await;
+        image.inject(NthCall::new(Op::SyncDir, 1, Fault::Fail));
+        acks.frontier.set(4);
+        committer.mark_dirty(&tracked);
+        while tracked.durable_frontier.get() < 4 {
+            rt::sleep(Duration::from_millis(1)).await;
+        }
+        image.power_cut_as(Survival::Nothing);
+        let second = Committer::new(disk.clone(), CommitterOptions::default());
+        assert_eq!(stored(&second, 0).await.position, at(4));
+    });
+}
+
+#[test]
 fn d18_c79_close_makes_both_files_exact() {
     let bench = Bench::new(4);
     let (committer, disk) = (bench.committer(), bench.disk.clone());

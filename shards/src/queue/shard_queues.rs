@@ -564,6 +564,13 @@ impl ShardQueues {
     }
 }
 
+impl Drop for ShardQueues {
+    fn drop(&mut self) {
+        // A topic and its open partitions know each other: nobody else would let go of them.
+        self.topics.get_mut().values().for_each(|topic| drop(topic.retire()));
+    }
+}
+
 /// Answers waiters that get nothing.
 fn answer_all(waiters: impl IntoIterator<Item = ParkReply>, answer: Result<(), ConsumeError>) {
     for reply in waiters {

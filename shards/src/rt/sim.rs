@@ -197,10 +197,27 @@ impl Sim {
         self.state.tasks.borrow().values().filter(|task| task.node == node).count()
     }
 
+    /// Drops every task where it stands, with what they start while they are dropped. For a simulation that ended in
+    /// a panic: its tasks hold the simulation, which holds them.
+    pub fn abandon(&self) {
+        let _entered = enter(Rc::new(SimRuntime(self.state.clone())));
+        self.drop_all();
+    }
+
     fn drop_all(&self) {
-        let tasks: Vec<SimTask> = self.state.tasks.borrow_mut().drain().map(|(_, task)| task).collect();
-        drop(tasks);
-        self.state.timers.borrow_mut().clear();
+        loop {
+            // In the order in which they were started: what they do while they are dropped must not depend on more.
+            let tasks: BTreeMap<u64, SimTask> = self.state.tasks.borrow_mut().drain().collect();
+            if tasks.is_empty() {
+                break;
+            }
+            drop(tasks);
+        }
+        let timers = std::mem::take(&mut *self.state.timers.borrow_mut());
+        drop(timers);
+        let runnable =
+            std::mem::take(&mut *self.state.runnable.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        drop(runnable);
     }
 
     fn step(&self) -> bool {

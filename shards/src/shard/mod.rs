@@ -2,6 +2,7 @@
 //! module introduces them to each other.
 
 mod directories;
+pub mod inspect;
 mod partitions;
 mod produce;
 mod reserve;
@@ -200,9 +201,10 @@ impl Shard {
 }
 
 /// A quarter of the shard's memory, but always enough for the largest batch: 16 payloads of 1 MiB each need a chunk
-/// of their own, and some must be left for what is in flight.
+/// of their own, and some must be left for what is in flight. Where segments are small, so are the largest records.
 fn staging_bytes(options: &ShardOptions) -> usize {
-    (options.memory_bytes / 4).max(STAGING_BYTES_MIN)
+    let largest_batch = STAGING_BYTES_MIN.min(24 * options.wal_segment_bytes as usize);
+    (options.memory_bytes / 4).max(largest_batch)
 }
 
 async fn open_wal(options: &ShardOptions, number: u32, mode: Mode) -> Result<Wal, ShardOpenError> {

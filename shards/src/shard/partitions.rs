@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use super::inspect::LogInspection;
 use super::{Inner, KeyedLocks, QueueSide};
 use crate::api::ConsumeError;
 use crate::log::{Combiner, CommitGate, LogShared, Marker, PartitionLog, Resolved, Standing, TopicKind};
@@ -70,6 +71,24 @@ impl Partitions {
             }
             lives
         });
+    }
+
+    pub fn shared(&self) -> &LogShared {
+        &self.shared
+    }
+
+    pub fn inspect(&self) -> Vec<LogInspection> {
+        let open = |(destination, partition): (&Destination, &Rc<Partition>)| {
+            let log = partition.usable_log()?;
+            Some(LogInspection {
+                destination: *destination,
+                high_watermark: log.high_watermark(),
+                next_offset: log.next_offset(),
+                poisoned: log.is_poisoned(),
+                active: log.active_segment(),
+            })
+        };
+        self.slots.borrow().iter().filter_map(open).collect()
     }
 
     pub fn add_metrics(&self, all: &mut BTreeMap<Destination, PartitionMetrics>) {

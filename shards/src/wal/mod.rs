@@ -102,6 +102,12 @@ pub struct Wal {
     inner: Rc<Inner>,
 }
 
+impl std::fmt::Debug for Wal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Wal({})", self.inner.folder.dir.display())
+    }
+}
+
 pub(crate) struct Inner {
     folder: Folder,
     mode: Mode,
@@ -252,6 +258,26 @@ impl Wal {
     pub fn backlog_records(&self) -> u64 {
         let state = self.inner.state.borrow();
         state.staging.durable_next.saturating_sub(state.checkpoint.written)
+    }
+
+    /// The checkpoint as it was last written, synced or not.
+    pub fn checkpoint_written(&self) -> u64 {
+        self.inner.state.borrow().checkpoint.written
+    }
+
+    /// The value in the bytes of this WAL's checkpoint file; `None` where they do not verify (E6).
+    pub fn decode_checkpoint(&self, file: &[u8]) -> Option<u64> {
+        let Folder { store_id, dir_number, .. } = &self.inner.folder;
+        checkpoint::Checkpoint::decode(file, *store_id, *dir_number).ok().map(|checkpoint| checkpoint.seq)
+    }
+
+    /// The checkpoint file, then the segments with records that a restart would need, oldest first.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let state = self.inner.state.borrow();
+        let ends = state.chain.iter().skip(1).map(|next| next.first_seq.get());
+        let spent = ends.take_while(|end| *end <= state.checkpoint.synced).count();
+        let segments = state.chain.iter().skip(spent).map(|segment| segment.path.clone());
+        std::iter::once(self.inner.folder.dir.join("checkpoint")).chain(segments).collect()
     }
 
     /// Bytes of the segments that hold records and were not reclaimed; an idle WAL comes down to less than 1 MiB.

@@ -36,7 +36,9 @@ impl Ledger {
             }
             // Handed out, lapsed, handed out to another who acked, and only then told: legal, if it took that long.
             Settled::Acked(_) => {}
-            Settled::Maybe => {
+            // The same, where the ack was not confirmed (D4: a lease runs from the reserve, however late it is told).
+            Settled::Maybe(since) if asked < since && told >= asked + visibility => {}
+            Settled::Maybe(_) => {
                 self.counts.acks_undone += 1;
                 copy.settled = Settled::No;
             }
@@ -114,8 +116,13 @@ impl Ledger {
             }
             Some(_) => {}
             None => {
-                let copy =
-                    Copy { number, timestamp_ms: delivery.timestamp_ms, leases: Vec::new(), settled: Settled::No };
+                let copy = Copy {
+                    number,
+                    timestamp_ms: delivery.timestamp_ms,
+                    leases: Vec::new(),
+                    settled: Settled::No,
+                    exposed: false,
+                };
                 self.copies.insert(id, copy);
                 if !message.copies.is_empty() {
                     self.counts.duplicates += 1;
@@ -147,14 +154,14 @@ impl Ledger {
     }
 
     /// A settle is on its way. Returns what `settle_answered` needs to know of the time before it.
-    pub fn settle_started(&mut self, id: CopyId, nonce: u64, mode: SettleMode) -> Settled {
+    pub fn settle_started(&mut self, id: CopyId, nonce: u64, mode: SettleMode, at: Instant) -> Settled {
         let Some(copy) = self.copies.get_mut(&id) else { return Settled::No };
         let before = copy.settled;
         if mode != SettleMode::Extend {
             copy.leases.iter_mut().filter(|lease| lease.nonce == nonce).for_each(|lease| lease.endings += 1);
         }
         if mode == SettleMode::Ack && before == Settled::No {
-            copy.settled = Settled::Maybe;
+            copy.settled = Settled::Maybe(at);
         }
         before
     }
@@ -201,7 +208,7 @@ impl Ledger {
                 own.ended |= mode != SettleMode::Extend;
                 match mode {
                     // An answer that left just before a crash: the ack may have gone with it.
-                    SettleMode::Ack if !same_process => copy.settled = Settled::Maybe,
+                    SettleMode::Ack if !same_process => copy.settled = Settled::Maybe(at),
                     SettleMode::Ack => {
                         self.counts.acked += 1;
                         copy.settled = Settled::Acked(at);
@@ -216,19 +223,19 @@ impl Ledger {
                 if live && !deleted {
                     broken = Some((Rule::LiveLeaseRefused, "answered 410"));
                 }
-                if mode == SettleMode::Ack && before == Settled::No && copy.settled == Settled::Maybe {
+                if mode == SettleMode::Ack && before == Settled::No && matches!(copy.settled, Settled::Maybe(_)) {
                     copy.settled = Settled::No;
                 }
             }
             Some(SettleStatus::NotOwner | SettleStatus::OwnerDown) => {
                 own.endings -= u32::from(mode != SettleMode::Extend);
-                if mode == SettleMode::Ack && before == Settled::No && copy.settled == Settled::Maybe {
+                if mode == SettleMode::Ack && before == Settled::No && matches!(copy.settled, Settled::Maybe(_)) {
                     copy.settled = Settled::No;
                 }
             }
             Some(SettleStatus::Unanswered) | None => {
                 if mode == SettleMode::Ack && copy.settled == Settled::No {
-                    copy.settled = Settled::Maybe;
+                    copy.settled = Settled::Maybe(at);
                 }
             }
         }

@@ -49,25 +49,49 @@ impl Ledger {
     }
 
     pub fn probed(&mut self, probe: &Probe, at: Instant) {
+        let mut broken = Vec::new();
         for (wal, checkpoint, undone) in &probe.checkpoints {
             if checkpoint > undone {
                 let text = format!("WAL {wal}: checkpoint {checkpoint} has passed {undone}, which is not done");
-                self.violate(at, Rule::Checkpoint, text);
+                broken.push((Rule::Checkpoint, text));
             }
         }
-        for (incarnation, partition, watermark, durable) in &probe.watermarks {
-            if watermark > durable {
-                let text = format!("{incarnation}/{partition}: {watermark} visible, only {durable} durable");
-                self.violate(at, Rule::Watermark, text);
+        for (wal, gauge, owed) in &probe.backlogs {
+            if gauge != owed {
+                broken.push((Rule::Backlog, format!("WAL {wal}: the gauge says {gauge}, {owed} are owed")));
             }
         }
-        if (probe.latched || probe.poisoned > 0) && self.allowances.honest && !self.allowances.disk_errors {
-            let text = format!("WAL latched: {}, logs poisoned: {}", probe.latched, probe.poisoned);
-            self.violate(at, Rule::Latched, text);
+        for (what, held, allowed) in &probe.memory {
+            if held > allowed {
+                broken.push((Rule::Memory, format!("{what} holds {held} bytes, {allowed} are allowed")));
+            }
         }
-        if probe.memory_bytes > probe.memory_bytes_max {
-            let text = format!("{} bytes held, {} allowed", probe.memory_bytes, probe.memory_bytes_max);
-            self.violate(at, Rule::Memory, text);
+        if self.allowances.honest {
+            for (incarnation, partition, watermark, durable) in &probe.watermarks {
+                if watermark > durable {
+                    let text = format!("{incarnation}/{partition}: {watermark} visible, only {durable} durable");
+                    broken.push((Rule::Watermark, text));
+                }
+                let seen = self.partitions.entry((*incarnation, *partition)).or_default();
+                if *watermark < seen.high_watermark {
+                    let text =
+                        format!("{incarnation}/{partition} went back from {} to {watermark}", seen.high_watermark);
+                    broken.push((Rule::Watermark, text));
+                }
+                seen.high_watermark = *watermark;
+            }
+            for name in &probe.unnamed {
+                broken.push((Rule::Unnamed, format!("{name}: a power cut may take the name")));
+            }
+        }
+        // Where the disk fails, it has not failed yet.
+        let spared = self.allowances.disk_errors && !self.fault_ends.is_empty();
+        if (probe.latched || !probe.poisoned.is_empty()) && self.allowances.honest && !spared {
+            let text = format!("WAL latched: {}, logs poisoned: {:?}", probe.latched, probe.poisoned);
+            broken.push((Rule::Latched, text));
+        }
+        for (rule, text) in broken {
+            self.violate(at, rule, text);
         }
     }
 

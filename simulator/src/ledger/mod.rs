@@ -47,6 +47,10 @@ pub enum Rule {
     Frontier,
     /// The checkpoint passed a record that was not done.
     Checkpoint,
+    /// D10: the backlog gauge is not what a restart would dispatch again.
+    Backlog,
+    /// E1: an answer depends on a file whose name is not durable.
+    Unnamed,
     /// S24: commit times going back along a partition.
     CommitTime,
     /// E20, E22: more memory than allowed.
@@ -59,6 +63,8 @@ pub enum Rule {
     Unreadable,
     /// Nothing moved any more.
     Stalled,
+    /// A process that has ended still holds memory.
+    Leak,
     /// One seed, two histories.
     Determinism,
     /// The code under test panicked.
@@ -130,8 +136,8 @@ struct Lease {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Settled {
     No,
-    /// An ack was sent and not answered, or its effect may have been lost in a crash.
-    Maybe,
+    /// An ack was sent then and not answered, or confirmed then and its effect may have been lost in a crash.
+    Maybe(Instant),
     /// Confirmed then.
     Acked(Instant),
 }
@@ -141,6 +147,9 @@ struct Copy {
     timestamp_ms: u64,
     leases: Vec<Lease>,
     settled: Settled,
+    /// Acked shortly before a kill: the position may be in the page cache alone until the next process has opened the
+    /// log (D17).
+    exposed: bool,
 }
 
 struct Topic {
@@ -249,27 +258,34 @@ impl Ledger {
         self.fault_ends.iter_mut().filter(|end| end.is_none()).for_each(|end| *end = Some(at));
     }
 
-    /// The process has ended. Its leases are gone; acks that were not yet durable may be.
-    pub fn ended(&mut self, at: Instant, end: End) {
+    /// The process serves: its logs are open, and the positions that it found are durable.
+    pub fn started(&mut self, at: Instant, shards: u16) {
+        self.note(at, format!("=== started with {shards} shards"));
+        self.copies.values_mut().for_each(|copy| copy.exposed = false);
+    }
+
+    /// The process has ended. Its leases are gone; acks that were not yet durable by `judged` may be.
+    pub fn ended(&mut self, at: Instant, judged: Instant, end: End) {
         self.note(at, format!("=== {end:?}"));
         self.counts.ends += 1;
         self.boot += 1;
-        let unbounded = self.allowances.disk_errors || !self.allowances.honest;
-        let bound = match end {
-            _ if unbounded => Some(Duration::MAX),
-            End::Graceful => None,
-            End::Killed => Some(self.allowances.killed_acks),
-            End::PowerCut => Some(self.allowances.power_cut_acks),
-        };
         if end == End::PowerCut {
             self.power_cuts.push(at);
         }
+        let Allowances { killed_acks, power_cut_acks, disk_errors, honest } = self.allowances;
         for copy in self.copies.values_mut() {
-            if let (Settled::Acked(answered), Some(bound)) = (copy.settled, bound) {
-                if answered + bound >= at {
-                    copy.settled = Settled::Maybe;
-                }
+            let Settled::Acked(answered) = copy.settled else { continue };
+            let unsynced = answered + power_cut_acks >= judged;
+            let taken = match end {
+                _ if disk_errors || !honest => true,
+                End::Graceful => false,
+                End::Killed => answered + killed_acks >= judged,
+                End::PowerCut => copy.exposed || unsynced,
+            };
+            if taken {
+                copy.settled = Settled::Maybe(answered);
             }
+            copy.exposed |= end == End::Killed && unsynced;
         }
     }
 

@@ -110,6 +110,13 @@ impl State {
         self.tree.find(path).and_then(|inode| self.files.get(&inode)).map(|file| look(&file.image))
     }
 
+    pub(super) fn is_name_durable(&mut self, path: &Path) -> bool {
+        if let Some(now) = now_in_simulation() {
+            self.settle(now);
+        }
+        self.tree.is_durable(path)
+    }
+
     pub(super) fn poke(&mut self, path: &Path, offset: u64, bytes: &[u8]) {
         if let Some(file) = self.tree.find(path).and_then(|inode| self.files.get_mut(&inode)) {
             for (at, byte) in (offset..).zip(bytes) {

@@ -174,7 +174,7 @@ impl State {
         self.settle(now);
         let call = self.next_call;
         self.next_call += 1;
-        let fault = self.faults.decide(op, &path, &mut self.rng);
+        let fault = self.faults.decide(op, &path, now, &mut self.rng);
         if let Action::SyncData { upto, .. } = &mut action {
             *upto = self.serial;
         }

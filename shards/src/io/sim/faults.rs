@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::rt::sim::Rng;
+use crate::rt::Instant;
 
 /// Kind of a disk call, for matching and for the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +110,7 @@ pub(super) struct Faults {
     pub(super) rates: FaultRates,
     /// Calls that may still be started; all later ones hang.
     pub(super) calls_left: Option<u64>,
+    pub(super) frozen_at: Option<Instant>,
 }
 
 impl Faults {
@@ -120,9 +122,10 @@ impl Faults {
         *self = Faults::default();
     }
 
-    pub(super) fn decide(&mut self, op: Op, path: &Path, rng: &mut Rng) -> Option<Fault> {
+    pub(super) fn decide(&mut self, op: Op, path: &Path, now: Instant, rng: &mut Rng) -> Option<Fault> {
         if let Some(left) = &mut self.calls_left {
             if *left == 0 {
+                self.frozen_at.get_or_insert(now);
                 return Some(Fault::Hang);
             }
             *left -= 1;

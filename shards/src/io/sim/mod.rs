@@ -88,6 +88,17 @@ impl SimDisk {
         self.state.borrow_mut().faults.calls_left = Some(calls);
     }
 
+    /// When the first call hung that [`freeze_after`](Self::freeze_after) did not let through: as far as the disk can
+    /// tell, the process was gone from then on.
+    pub fn frozen_at(&self) -> Option<Instant> {
+        self.state.borrow().faults.frozen_at
+    }
+
+    /// Handles and calls that hold this disk, this one included: 1 once nothing of any process is left.
+    pub fn holders(&self) -> usize {
+        Rc::strong_count(&self.state)
+    }
+
     /// Bounds the claimed bytes; `None` is no bound. Space claimed already stays claimed.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state.borrow_mut().options.capacity_bytes = bytes;
@@ -132,6 +143,11 @@ impl SimDisk {
     /// The content that the worst power cut would leave. The file's directory entry may be gone all the same.
     pub fn peek_durable(&self, path: &Path) -> Option<Vec<u8>> {
         self.state.borrow_mut().peek(path, |image| image.durable())
+    }
+
+    /// Whether the path leads to the same file after any power cut (E1).
+    pub fn is_name_durable(&self, path: &Path) -> bool {
+        self.state.borrow_mut().is_name_durable(path)
     }
 
     /// Overwrites bytes at rest, durably, to prepare damage. Bytes behind the end are ignored.

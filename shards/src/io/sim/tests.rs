@@ -428,11 +428,29 @@ fn s61_a_frozen_disk_starts_no_further_call() {
             }
         };
         assert!(rt::timeout(Duration::from_secs(60), work).await.is_err());
+        assert_eq!(disk.frozen_at().map(|at| at < rt::now()), Some(true), "the third call hung, a minute ago");
         assert_eq!((disk.calls() - before, disk.peek_durable(path("/a")).expect("synced")[0]), (3, 3));
         disk.power_cut();
         disk.clear_faults();
+        assert_eq!(disk.frozen_at(), None);
         let again = disk.open(path("/a"), Open::Existing, Caching::Direct).await.expect("thawed");
         assert!(matches!(again.read_at(0, BLOCK).await.expect("thawed")[0], 3 | 4));
+    });
+}
+
+#[test]
+fn e1_a_name_is_durable_once_every_directory_on_its_path_was_synced() {
+    run(6, async {
+        let disk = SimDisk::new(6);
+        disk.create_dir(path("/d")).await.expect("no fault");
+        disk.open(path("/d/a"), Open::New, Caching::Buffered).await.expect("no fault");
+        assert!(!disk.is_name_durable(path("/d/a")));
+        disk.sync_dir(path("/d")).await.expect("no fault");
+        assert!(!disk.is_name_durable(path("/d/a")), "its directory may go");
+        disk.sync_dir(path("/")).await.expect("no fault");
+        assert!(disk.is_name_durable(path("/d/a")));
+        disk.rename(path("/d/a"), path("/d/b")).await.expect("no fault");
+        assert!(!disk.is_name_durable(path("/d/a")) && !disk.is_name_durable(path("/d/b")));
     });
 }
 

@@ -45,6 +45,23 @@ impl Tree {
         names.into_iter().try_fold(ROOT, |at, name| self.directories.get(&at)?.visible.get(name.as_os_str()).copied())
     }
 
+    /// Whether every name on the path would survive any power cut as it stands.
+    pub(super) fn is_durable(&self, path: &Path) -> bool {
+        let names = path.components().filter(|part| !matches!(part, Component::RootDir | Component::CurDir));
+        let mut at = ROOT;
+        for name in names {
+            let Some(directory) = self.directories.get(&at) else { return false };
+            let (visible, durable) = (directory.visible.get(name.as_os_str()), directory.durable.get(name.as_os_str()));
+            let pending = self.pending.iter().flat_map(|change| &change.entries);
+            let touched = pending.into_iter().any(|(dir, changed, _)| *dir == at && changed == name.as_os_str());
+            match visible {
+                Some(inode) if visible == durable && !touched => at = *inode,
+                _ => return false,
+            }
+        }
+        true
+    }
+
     pub(super) fn directory(&self, path: &Path) -> io::Result<Inode> {
         match self.find(path) {
             Some(inode) if self.is_directory(inode) => Ok(inode),
