@@ -1,4 +1,7 @@
-//! One core's data plane. Knows no HTTP, no Raft, no QUIC; see README.md beside this crate's `src` for the tour.
+//! One core's data plane: what happens to a record from the moment its bytes are there until it is acked and reclaimed.
+//! Knows no HTTP, no Raft, no QUIC, no configuration, and makes no topic.
+//!
+//! The tour, step by step and file by file, is the `README.md` of this crate.
 
 pub mod api;
 pub mod dispatch;
