@@ -104,7 +104,8 @@ fn line(connection: &mut impl BufRead) -> io::Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-fn read_response(connection: &mut impl BufRead, no_body: bool) -> io::Result<Response> {
+/// One response from a stream; `no_body` for the answer to a HEAD.
+pub fn read_response(connection: &mut impl BufRead, no_body: bool) -> io::Result<Response> {
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let status_line = line(connection)?;
     let status = status_line.split(' ').nth(1).and_then(|s| s.parse().ok()).ok_or_else(|| invalid(&status_line))?;

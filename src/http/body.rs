@@ -15,6 +15,8 @@ use super::stream::Conn;
 
 /// What is allocated before more than this has arrived, whatever length was declared.
 const FIRST_BYTES: usize = 64 << 10;
+/// What is read of a body that nobody wants, to keep its connection.
+const SKIPPED_BYTES_MAX: usize = 64 << 10;
 /// Decoded bytes after which others have a turn; about a quarter of a millisecond of zstd.
 const SLICE_BYTES: usize = 256 << 10;
 
@@ -55,6 +57,23 @@ impl BodyReader {
     /// Whether no more data can follow.
     fn at_end(&self) -> bool {
         self.ended || self.incoming.is_end_stream()
+    }
+
+    /// Reads and forgets what an answer did not need, if that is little; `false` when the connection cannot be used
+    /// after the answer. A client that waits for `100 Continue` must not be invited now.
+    pub async fn skip_rest(&mut self, waits_for_continue: bool) -> bool {
+        let mut left = SKIPPED_BYTES_MAX;
+        while !self.at_end() {
+            if waits_for_continue || self.declared_bytes().is_none_or(|bytes| bytes > left as u64) {
+                return false;
+            }
+            match self.next().await {
+                Ok(Some(piece)) => left = left.saturating_sub(piece.len()),
+                Ok(None) => break,
+                Err(_) => return false,
+            }
+        }
+        true
     }
 
     /// The next piece, or `None` at the end.

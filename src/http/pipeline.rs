@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
-use hyper::header::{HeaderMap, HeaderName, CONTENT_LENGTH, CONTENT_TYPE};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use narad_shards::rt;
@@ -80,10 +80,10 @@ pub(crate) async fn answer<B: Broker>(
     };
     let observed = Observed::start(&ctx.metrics, route, &head.method, content_length(&head.headers));
     let deadline = conn.request_started() + ctx.settings.read_timeout;
-    let body = BodyReader::new(body, deadline, conn.clone());
+    let mut body = BodyReader::new(body, deadline, conn.clone());
     let call = Call { ctx: &ctx, conn: &conn, head: &head, query: Query::new(head.uri.query()) };
 
-    let (reply, client_left) = match rt::contain(judge(&call, found, body)).await {
+    let (mut reply, client_left) = match rt::contain(judge(&call, found, &mut body)).await {
         Ok(Ok(reply)) => (reply, false),
         Ok(Err(error)) => {
             let left = error.client_left;
@@ -98,6 +98,10 @@ pub(crate) async fn answer<B: Broker>(
             (error.outcome_unknown().into_reply(), false)
         }
     };
+    if !client_left && !body.skip_rest(head.headers.contains_key(EXPECT)).await {
+        // The rest is not read, so nothing more can be: a client that is not told sends its next request in vain.
+        reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     let status = if client_left { CLIENT_LEFT } else { reply.status().as_u16() };
     let bytes_out = if head.method == Method::HEAD { 0 } else { reply.body().len() };
     observed.finish(status, bytes_out);
@@ -117,7 +121,7 @@ async fn hand_back<B: Broker>(ctx: &HttpContext<B>, conn: &Conn) {
 /// Steps 3 to 7. Step 1, the size of the headers, is hyper's and `stream`'s. Step 2 has its place here: whoever
 /// authenticates a request does it before anything else is said about it, unknown paths included, except for
 /// `/healthz` and `/readyz`, and replaces [`Identity::Ip`] by the user.
-async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: BodyReader) -> Result<Reply, ApiError> {
+async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyReader) -> Result<Reply, ApiError> {
     let state_changing = matches!(call.head.method, Method::POST | Method::PUT | Method::PATCH);
     if state_changing && !passes_guard(&call.head.headers) {
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, HEADER_GUARD));

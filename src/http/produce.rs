@@ -21,7 +21,7 @@ const PARSE_IN_PLACE_BYTES: usize = 256 << 10;
 pub(crate) async fn single<B: Broker>(
     call: &Call<'_, B>,
     topic: &str,
-    mut body: BodyReader,
+    body: &mut BodyReader,
 ) -> Result<Reply, ApiError> {
     let _slot = call.admit(Kind::Produce, 1)?;
     let key = call.query.only("key")?;
@@ -39,7 +39,7 @@ pub(crate) async fn single<B: Broker>(
     }
 }
 
-pub(crate) async fn batch<B: Broker>(call: &Call<'_, B>, topic: &str, mut body: BodyReader) -> Result<Reply, ApiError> {
+pub(crate) async fn batch<B: Broker>(call: &Call<'_, B>, topic: &str, body: &mut BodyReader) -> Result<Reply, ApiError> {
     let mut slot = call.admit(Kind::Produce, 1)?;
     for name in ["key", "partition"] {
         if call.query.has(name) {

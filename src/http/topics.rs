@@ -26,7 +26,7 @@ use crate::control::check_topic_name;
 
 const CHANGED: &str = "topic changed since it was read";
 
-pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, mut body: BodyReader) -> Result<Reply, ApiError> {
+pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader) -> Result<Reply, ApiError> {
     let body = body.read_all(JSON_BYTES_MAX).await;
     let body = body.map_err(|failure| reply::body_refusal(failure, "request body too large"))?;
     let topic = json::parse::<CreateTopic<'_>>(&body)?.check(&call.ctx.topic_defaults)?;

@@ -1,0 +1,224 @@
+//! Starts, stops and restarts: ports, locks, signals, and a changing number of shards.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use narad_harness::process::Broker;
+
+use crate::support::{binary, eventually, refused, Node, Scratch, Wire, PATIENCE};
+
+#[test]
+fn a_taken_port_is_refused_by_name_and_leaves_the_data_alone() {
+    let scratch = Scratch::new("life-port");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    // The last --addr wins over the harness's own.
+    let output = crate::support::narad_with(
+        &["serve", "--addr", &address, "--data-dir", scratch.path("data").to_str().unwrap(), "--shards", "1"],
+        &[("NARAD_SECURITY_ENABLED", "false")],
+    );
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.starts_with("narad: config: http.addr ") && last.contains(&address) && last.contains("taken"), "{text}");
+}
+
+#[test]
+fn e12_a_second_broker_on_one_data_directory_is_refused_and_the_first_goes_on() {
+    let node = Node::start("life-second", &["--shards", "1"]);
+    node.create("t", "");
+    let mut second = Broker::spawn(binary(), &node.data(), &["--shards", "1", "--no-pin"]).unwrap();
+    // It waits 10 s for the last writes of somebody killed.
+    let status = second.wait_exit(PATIENCE).unwrap();
+    let text = second.log_text();
+    assert_eq!(status.code(), Some(1), "{text}");
+    assert!(text.contains("waiting for the data directory"), "{text}");
+    assert!(text.contains(&format!("is in use by process {} (narad)", node.broker.pid())), "{text}");
+    assert_eq!(node.client().post("/v1/topics/t/produce", b"x").unwrap().status, 202);
+}
+
+#[test]
+fn a_directory_without_permission_or_that_is_a_file_is_refused() {
+    let scratch = Scratch::new("life-permission");
+    std::fs::write(scratch.path("data"), b"a file").unwrap();
+    let (code, text) = refused(&scratch.path("data"), &["--shards", "1"]);
+    assert!(code == 1 && text.contains("storage.data_dir") && text.lines().count() == 1, "{code} {text}");
+    let output = crate::support::narad_with(
+        &["serve", "--addr", "127.0.0.1:0", "--data-dir", "/proc/narad", "--shards", "1"],
+        &[("NARAD_SECURITY_ENABLED", "false")],
+    );
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.code() == Some(1) && text.contains("/proc/narad") && text.lines().count() == 1, "{text}");
+}
+
+#[test]
+fn sigterm_under_load_exits_0_keeps_every_202_and_answers_parked_consumers_at_once() {
+    let mut node = Node::start("life-sigterm", &[]);
+    node.create("load", ",\"visibility_timeout_ms\":60000");
+    node.create("idle", "");
+    let mut parked: Vec<Wire> = (0..20)
+        .map(|_| {
+            let mut wire = Wire::open(node.broker.address);
+            wire.send("GET /v1/topics/idle/consume?wait=10s HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+            wire
+        })
+        .collect();
+    let address = node.broker.address;
+    let producers: Vec<_> = (0..4)
+        .map(|producer| {
+            std::thread::spawn(move || {
+                let mut client = narad_harness::client::Client::new(address);
+                let (mut accepted, mut unsure) = (BTreeSet::new(), BTreeSet::new());
+                for n in 0..100_000 {
+                    let body = format!("\"{producer}-{n}\"");
+                    match client.post("/v1/topics/load/produce", body.as_bytes()) {
+                        Ok(answer) if answer.status == 202 => accepted.insert(body),
+                        _ => {
+                            unsure.insert(body);
+                            break;
+                        }
+                    };
+                }
+                (accepted, unsure)
+            })
+        })
+        .collect();
+    let consumer = std::thread::spawn(move || {
+        let mut client = narad_harness::client::Client::new(address);
+        let (mut delivered, mut acked) = (BTreeSet::new(), BTreeSet::new());
+        while let Ok(answer) = client.get("/v1/topics/load/consume?wait=1s") {
+            if answer.status != 200 {
+                continue;
+            }
+            let message = answer.json();
+            let payload = message["payload"].to_string();
+            delivered.insert(payload.clone());
+            let handle = message["receipt_handle"].as_str().unwrap().to_owned();
+            match client.post(&format!("/v1/topics/load/ack?receipt_handle={handle}"), b"") {
+                Ok(answer) if answer.status == 204 => acked.insert(payload),
+                _ => break,
+            };
+        }
+        (delivered, acked)
+    });
+    std::thread::sleep(Duration::from_millis(700));
+    let told = Instant::now();
+    node.broker.signal(15).unwrap();
+    for wire in &mut parked {
+        let answer = wire.read().unwrap();
+        assert!(matches!(answer.status, 204 | 503), "{answer:?}");
+    }
+    let answered = told.elapsed();
+    let status = node.broker.wait_exit(PATIENCE).unwrap();
+    assert_eq!(status.code(), Some(0), "{}", node.broker.log_text());
+    assert!(told.elapsed() < Duration::from_secs(12), "{:?}", told.elapsed());
+    assert!(answered < Duration::from_secs(5), "parked consumers waited {answered:?}");
+    let (mut accepted, mut unsure) = (BTreeSet::new(), BTreeSet::new());
+    for producer in producers {
+        let (yes, perhaps) = producer.join().unwrap();
+        accepted.extend(yes);
+        unsure.extend(perhaps);
+    }
+    let (delivered, acked) = consumer.join().unwrap();
+    assert!(accepted.len() > 50 && !acked.is_empty(), "{} accepted, {} acked", accepted.len(), acked.len());
+    node.restart(&[]);
+    // Leases ended with the process: all that was not acked comes, and nothing that was.
+    let rest = drain(&node, "load");
+    let again: Vec<_> = rest.intersection(&acked).collect();
+    assert!(again.is_empty(), "acked, and delivered again after a graceful stop: {again:?}");
+    let lost: Vec<_> = accepted.iter().filter(|m| !rest.contains(*m) && !delivered.contains(*m)).collect();
+    assert!(lost.is_empty(), "answered 202 and lost: {lost:?}");
+    let invented: Vec<_> = rest.iter().filter(|m| !accepted.contains(*m) && !unsure.contains(*m)).collect();
+    assert!(invented.is_empty(), "{invented:?}");
+}
+
+/// Everything that a topic delivers until it is empty, acked.
+fn drain(node: &Node, topic: &str) -> BTreeSet<String> {
+    let mut client = node.client();
+    let mut all = BTreeSet::new();
+    loop {
+        let answer = client.get(&format!("/v1/topics/{topic}/consume?max=100&wait=500ms")).unwrap();
+        if answer.status == 204 {
+            return all;
+        }
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let messages = answer.json()["messages"].as_array().unwrap().clone();
+        let handles: Vec<_> = messages.iter().map(|m| m["receipt_handle"].clone()).collect();
+        for message in &messages {
+            assert!(all.insert(message["payload"].to_string()), "delivered twice: {message}");
+        }
+        let body = serde_json::json!({"receipt_handles": handles}).to_string();
+        let acks = client.post(&format!("/v1/topics/{topic}/ack"), body.as_bytes()).unwrap();
+        assert!(acks.json()["results"].as_array().unwrap().iter().all(|r| r["status"] == 204), "{}", acks.text());
+    }
+}
+
+#[test]
+fn health_says_that_it_is_shutting_down_while_requests_finish() {
+    let mut node = Node::start("life-health", &["--shards", "1"]);
+    node.create("t", "");
+    // A body that is still being sent holds the stop up; probes on a kept connection see it.
+    let mut slow = Wire::open(node.broker.address);
+    slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    node.broker.signal(15).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    slow.send("f!").unwrap();
+    // In flight when the signal came: finished, and said to be the last on this connection.
+    let answer = slow.read().unwrap();
+    assert_eq!(answer.status, 202);
+    assert_eq!(answer.header("connection"), Some("close"));
+    assert_eq!(node.broker.wait_exit(PATIENCE).unwrap().code(), Some(0));
+    node.restart(&[]);
+    assert_eq!(drain(&node, "t"), BTreeSet::from(["\"half!\"".to_owned()]));
+}
+
+#[test]
+fn a_second_signal_exits_at_once() {
+    let mut node = Node::start("life-twice", &["--shards", "1"]);
+    node.create("t", "");
+    let mut slow = Wire::open(node.broker.address);
+    slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    node.broker.signal(15).unwrap();
+    eventually("the stop is under way", || node.broker.log_text().contains("stopping: requests in flight"));
+    let told = Instant::now();
+    node.broker.signal(2).unwrap();
+    let status = node.broker.wait_exit(PATIENCE).unwrap();
+    assert_eq!(status.code(), Some(130));
+    assert!(told.elapsed() < Duration::from_secs(5), "{:?}", told.elapsed());
+}
+
+#[test]
+fn kill_9_and_other_shard_counts_lose_nothing() {
+    let mut node = Node::start("life-shards", &["--shards", "1"]);
+    node.create("t", ",\"partitions\":7");
+    let mut expected = BTreeSet::new();
+    for (round, shards) in ["2", "4", "3", "1", "1"].into_iter().enumerate() {
+        let mut client = node.client();
+        for n in 0..50 {
+            let body = format!("\"{round}-{n}\"");
+            assert_eq!(client.post("/v1/topics/t/produce", body.as_bytes()).unwrap().status, 202);
+            expected.insert(body);
+        }
+        node.broker.kill().unwrap();
+        node.restart(&["--no-pin", "--memory", "256MiB", "--shards", shards]);
+    }
+    // A kill between the dispatch and the checkpoint makes duplicates, never a loss.
+    let mut client = node.client();
+    let mut seen = BTreeSet::new();
+    loop {
+        let answer = client.get("/v1/topics/t/consume?max=100&wait=1s").unwrap();
+        if answer.status == 204 {
+            break;
+        }
+        seen.extend(answer.json()["messages"].as_array().unwrap().iter().map(|m| m["payload"].to_string()));
+    }
+    assert_eq!(seen, expected);
+    // Directories of shards that are no more were drained and removed.
+    eventually("foreign WAL directories are gone", || {
+        let left = std::fs::read_dir(node.data().join("ingress")).unwrap().count();
+        left == 1
+    });
+}
