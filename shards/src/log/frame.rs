@@ -122,6 +122,14 @@ impl FrameHead {
         (fits && expands && counts).then_some(head)
     }
 
+    /// Whether a head of this generation lies here that only a newer release can read (lesson N58).
+    pub fn is_newer(bytes: &[u8], generation: u64) -> bool {
+        bytes.len() >= HEAD_BYTES
+            && bytes[0..4] == MAGIC_BYTES
+            && u32_at(bytes, 4) == head_crc(bytes, generation)
+            && !matches!((bytes[12], bytes[13]), (0 | 1, VERSION))
+    }
+
     /// Length on disk without the padding: what must be read to check the frame.
     pub fn checked_bytes(&self) -> usize {
         HEAD_BYTES + self.stored_bytes as usize
