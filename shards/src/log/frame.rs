@@ -71,6 +71,14 @@ fn head_crc(head: &[u8], generation: u64) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&generation.to_le_bytes()), &head[8..HEAD_BYTES])
 }
 
+/// Makes of a frame what a newer release would have written.
+#[cfg(test)]
+pub fn make_newer(frame: &mut [u8], generation: u64) {
+    frame[13] = VERSION + 1;
+    let crc = head_crc(frame, generation);
+    frame[4..8].copy_from_slice(&crc.to_le_bytes());
+}
+
 impl FrameHead {
     /// Writes the head. `commit_first` must not lie more than `u32::MAX` below `base_offset`.
     pub fn encode(&self, generation: u64, out: &mut [u8]) {
