@@ -7,6 +7,7 @@
 //! node's wiring hands in how a snapshot reaches the shards.
 
 mod applier;
+mod ballast;
 mod command;
 mod names;
 mod placement;

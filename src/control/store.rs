@@ -13,6 +13,7 @@ use narad_shards::meta::{Incarnation, TopicMeta};
 use redb::{Database, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
+use super::ballast::Ballast;
 use super::command::Command;
 use super::state::{Change, State};
 
@@ -92,6 +93,7 @@ impl TopicRow {
 pub struct Store {
     path: PathBuf,
     database: Option<Database>,
+    ballast: Ballast,
 }
 
 impl Store {
@@ -102,16 +104,29 @@ impl Store {
 
     /// Opens the file, or makes it, and reads everything. `Err` is one line with cause and remedy.
     pub fn open(directory: &Path) -> Result<(Store, State), String> {
-        let mut store = Store { database: None, path: directory.join(FILE_NAME) };
-        let opened = contain(|| {
-            if !store.path.try_exists().map_err(|error| error.to_string())? {
-                store.create(directory)?;
-            }
-            store.reopen()?;
-            store.read()
-        });
+        let (path, ballast) = (directory.join(FILE_NAME), Ballast::beside(directory));
+        let mut store = Store { path, database: None, ballast };
+        let mut open = || {
+            store.database = None;
+            contain(|| {
+                if !store.path.try_exists().map_err(|error| error.to_string())? {
+                    store.create(directory)?;
+                }
+                store.reopen()?;
+                store.verify()?;
+                store.read()
+            })
+        };
+        let mut opened = open();
+        // Opening writes.
+        if opened.is_err() && Ballast::beside(directory).give() {
+            opened = open();
+        }
         match opened {
-            Ok(state) => Ok((store, state)),
+            Ok(state) => {
+                store.ballast.take();
+                Ok((store, state))
+            }
             Err(error) => Err(format!("metastore: {}: {error}", store.path.display())),
         }
     }
@@ -177,6 +192,12 @@ impl Store {
         transact().map_err(|fault| fault.0)
     }
 
+    /// redb checks a page's sum only after a crash; a bit that rotted in the meantime must not become a topic.
+    fn verify(&mut self) -> Result<(), String> {
+        let database = self.database.as_mut().ok_or("is not open")?;
+        database.check_integrity().map(|_| ()).map_err(damaged)
+    }
+
     fn read(&self) -> Result<State, String> {
         let database = self.database.as_ref().ok_or("is not open")?;
         let transaction = database.begin_read().map_err(damaged)?;
@@ -210,8 +231,8 @@ impl Store {
     }
 }
 
-impl Storage for Store {
-    fn commit(&mut self, batch: &Batch) -> Result<(), String> {
+impl Store {
+    fn transact(&mut self, batch: &Batch) -> Result<(), String> {
         let result = contain(|| {
             if self.database.is_none() {
                 self.reopen()?;
@@ -243,8 +264,25 @@ impl Storage for Store {
     }
 }
 
+impl Storage for Store {
+    fn commit(&mut self, batch: &Batch) -> Result<(), String> {
+        let mut result = self.transact(batch);
+        if result.is_err() && self.ballast.give() {
+            result = self.transact(batch);
+        }
+        if result.is_ok() {
+            self.ballast.take();
+        }
+        result
+    }
+}
+
 fn damaged(error: impl Into<redb::Error>) -> String {
-    format!("cannot be read: {}; restore the whole data directory from one backup", error.into())
+    damaged_text(&error.into().to_string())
+}
+
+fn damaged_text(why: &str) -> String {
+    format!("cannot be read: {why}; restore the whole data directory from one backup")
 }
 
 /// What redb said. Its own error type is too large to hand about.
@@ -259,5 +297,5 @@ impl<E: Into<redb::Error>> From<E> for Fault {
 /// redb panics on some damage; a person should read one line instead.
 fn contain<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
-        .unwrap_or_else(|panic| Err(narad_shards::rt::panic_text(panic.as_ref())))
+        .unwrap_or_else(|panic| Err(damaged_text(&narad_shards::rt::panic_text(panic.as_ref()))))
 }

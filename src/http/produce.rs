@@ -39,7 +39,11 @@ pub(crate) async fn single<B: Broker>(
     }
 }
 
-pub(crate) async fn batch<B: Broker>(call: &Call<'_, B>, topic: &str, body: &mut BodyReader) -> Result<Reply, ApiError> {
+pub(crate) async fn batch<B: Broker>(
+    call: &Call<'_, B>,
+    topic: &str,
+    body: &mut BodyReader,
+) -> Result<Reply, ApiError> {
     let mut slot = call.admit(Kind::Produce, 1)?;
     for name in ["key", "partition"] {
         if call.query.has(name) {

@@ -148,6 +148,12 @@ pub fn plan_identity(data: &DataDir, configured: Option<&str>, host_name: &str) 
         _ => {}
     }
     let stored_node_id = read_optional(&data.node_id())?.map(|text| text.trim().to_owned());
+    if let Some(Err(why)) = stored_node_id.as_deref().map(check_node_id) {
+        return Err(Refusal::new(
+            format!("{} does not hold a node id: it {why}", data.node_id().display()),
+            "write the node's id into it again, or remove it to take cluster.node_id or the host name",
+        ));
+    }
     let node_id = choose_node_id(stored_node_id.as_deref(), configured, host_name, &data.root)?;
     Ok(IdentityPlan { store_id, stored_node_id, node_id })
 }

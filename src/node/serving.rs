@@ -55,13 +55,6 @@ impl<B: Broker> Serving<B> {
 async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
     let reported: Arc<AtomicU64> = Arc::default();
     loop {
-        // A slot first: beyond the cap a connection waits in the backlog, it is not refused (http-api.md §1).
-        let slot = loop {
-            if let Some(slot) = serving.context.node.connection() {
-                break slot;
-            }
-            rt::sleep(FULL_INTERVAL).await;
-        };
         let next = listener.accept(|error| {
             let now = rt::wall_clock_ms();
             if now.saturating_sub(reported.swap(now, Ordering::Relaxed)) > 1_000 {
@@ -79,6 +72,17 @@ async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
         let stopped = serving.changed.notified();
         let Some(stream) = either(stream, stopped).await else { return };
         let Some(stream) = stream else { return };
+        // Beyond the cap a connection waits, it is not refused (http-api.md §1). A slot is taken only for somebody who
+        // is there: one held ahead of the accept would be one that another shard's clients can never have.
+        let slot = loop {
+            if serving.stopping.get() {
+                return;
+            }
+            match serving.context.node.connection() {
+                Some(slot) => break slot,
+                None => rt::sleep(FULL_INTERVAL).await,
+            }
+        };
         let Ok(peer) = stream.peer_addr() else { continue };
         serving.open.set(serving.open.get() + 1);
         let serving = serving.clone();

@@ -75,12 +75,25 @@ fn pass_one_is_over_before_pass_two_answers() {
 fn malformed_batches_are_400_and_store_nothing() {
     let node = node("bodies-malformed");
     for body in [
-        "", "{", "{}", "[]", "null", "{\"messages\":[]}", "{\"messages\":null}", "{\"messages\":{}}",
-        "{\"messages\":[{\"payload\":1}]} {}", "{\"messages\":[{\"payload\":1}]}x", "{\"messages\":[null]}",
-        "{\"messages\":[1]}", "{\"messages\":[{\"payload\":1}],\"x\":1}", "{\"Messages\":[{\"payload\":1}]}",
-        "{\"messages\":[{\"payload\":1},]}", "{\"messages\":[{\"payload\":01}]}",
+        "",
+        "{",
+        "{}",
+        "[]",
+        "null",
+        "{\"messages\":[]}",
+        "{\"messages\":null}",
+        "{\"messages\":{}}",
+        "{\"messages\":[{\"payload\":1}]} {}",
+        "{\"messages\":[{\"payload\":1}]}x",
+        "{\"messages\":[null]}",
+        "{\"messages\":[1]}",
+        "{\"messages\":[{\"payload\":1}],\"x\":1}",
+        "{\"Messages\":[{\"payload\":1}]}",
+        "{\"messages\":[{\"payload\":1},]}",
+        "{\"messages\":[{\"payload\":01}]}",
         "{\"messages\":[{\"payload\":\"\u{1}\"}]}",
-        "{\"messages\":[{\"payload\":1,\"partition\":1.5}]}", "{\"messages\":[{\"payload\":1,\"partition\":\"1\"}]}",
+        "{\"messages\":[{\"payload\":1,\"partition\":1.5}]}",
+        "{\"messages\":[{\"payload\":1,\"partition\":\"1\"}]}",
     ] {
         let (status, text) = send(&node, "", body.as_bytes());
         assert!(status == 400 && !text.is_empty(), "{body}: {status} {text}");
@@ -190,7 +203,8 @@ fn a_full_body_budget_is_503_and_comes_back() {
         body
     };
     crate::support::eventually("the second large body is refused", || {
-        let answer = node.client().request("POST", "/v1/topics/t/produce/batch", &[("Content-Type", "application/json")], &body);
+        let answer =
+            node.client().request("POST", "/v1/topics/t/produce/batch", &[("Content-Type", "application/json")], &body);
         let answer = answer.unwrap();
         if answer.status == 202 {
             holder = hold();

@@ -152,7 +152,7 @@ fn judge(past: &Past, data: &Path, file: &str) -> Result<String, String> {
     }
     let missing = past.messages.iter().filter(|(payload, acked)| !**acked && !seen.contains_key(*payload)).count();
     let text = broker.log_text();
-    let complained = text.lines().any(|line| line.contains("\"level\":\"ERROR\""));
+    let complained = text.lines().any(|line| line.contains("\"level\":\"ERROR\"") || line.contains("the log has lost"));
     if missing > 0 && !complained {
         return Err(format!("{missing} messages vanished without an error:\n{text}"));
     }
@@ -203,49 +203,100 @@ fn run(name: &str, killed: bool, cases: &[(&str, &[Damage])]) {
 
 use Damage::*;
 
-const MATRIX: &[Damage] = &[Delete, Empty, Half, Flip(0), Flip(300), Flip(600), Flip(1000), Foreign, Directory];
+/// All that can happen to one file, and the two that differ most.
+const ALL: &[Damage] = &[Delete, Empty, Half, Flip(0), Flip(400), Flip(1000), Foreign, Directory];
+const SOME: &[Damage] = &[Flip(500), Foreign];
 
 #[test]
-fn after_a_clean_stop() {
+fn s46_s57_a_damaged_partition_log_is_mended_or_refused_alone() {
+    run("damage-log", false, &[("topics/t/p00000/*", ALL)]);
+}
+
+#[test]
+fn e6_e8_a_damaged_wal_refuses_the_start_and_a_damaged_checkpoint_counts_as_none() {
     run(
-        "damage-clean",
+        "damage-wal",
+        true,
+        &[("ingress/0/*", ALL), ("ingress/0/checkpoint", &[Delete, Half, Flip(500), Foreign, Directory])],
+    );
+}
+
+#[test]
+fn s47_c78_small_files_of_a_partition_never_hide_a_message() {
+    run(
+        "damage-small",
         false,
         &[
-            ("topics/t/p00000/*", MATRIX),
-            ("topics/t/p00000/hwm", MATRIX),
-            ("topics/t/p00000/consumer.offset", MATRIX),
-            ("topics/t/p00000/consumer.ahead", MATRIX),
-            ("topics/t/incarnation", MATRIX),
+            ("topics/t/p00000/hwm", SOME),
+            ("topics/t/p00000/consumer.offset", SOME),
+            ("topics/t/p00000/consumer.ahead", &[Delete, Half, Flip(20), Foreign, Directory]),
+            ("topics/t/incarnation", &[Delete, Flip(500)]),
         ],
     );
 }
 
 #[test]
-fn ids_and_metadata() {
+fn k16_ids_and_metadata_are_never_guessed() {
     run(
         "damage-ids",
         false,
         &[
-            ("store-id", MATRIX),
-            ("node-id", MATRIX),
-            ("metastore/state.redb", MATRIX),
-            ("ingress/0/*", MATRIX),
-            ("ingress/0/checkpoint", MATRIX),
+            ("store-id", &[Delete, Empty, Flip(0)]),
+            ("node-id", &[Empty, Foreign]),
+            ("metastore/state.redb", &[Delete, Empty, Half, Flip(0), Flip(400), Foreign]),
         ],
     );
 }
 
+/// A bit of a topic's row: nothing else in the file would notice.
 #[test]
-fn after_a_kill() {
-    run(
-        "damage-killed",
-        true,
-        &[
-            ("ingress/0/*", MATRIX),
-            ("ingress/0/checkpoint", MATRIX),
-            ("topics/t/p00001/*", MATRIX),
-            ("topics/t/p00001/consumer.offset", MATRIX),
-            ("topics/t/p00001/consumer.ahead", MATRIX),
-        ],
+fn a_flipped_bit_in_a_topics_row_is_refused() {
+    let past = past("damage-row", false);
+    let scratch = Scratch::new("damage-row-case");
+    let data = past.copy(&scratch);
+    let path = data.join("metastore/state.redb");
+    let mut bytes = fs::read(&path).unwrap();
+    let row = b"\"retention_ms\":604800000";
+    let places: Vec<usize> = bytes.windows(row.len()).enumerate().filter(|(_, w)| w == row).map(|(at, _)| at).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at + row.len() - 9] ^= 1;
+    }
+    fs::write(&path, &bytes).unwrap();
+    let outcome = judge(&past, &data, "state.redb").unwrap();
+    assert!(outcome.starts_with("refused") && outcome.contains("restore the whole data directory"), "{outcome}");
+}
+
+/// Writes `format` into a block and its checksum behind it, as a newer release would.
+fn reformat(path: &Path, at: u64, format: u32, crc_at: u64) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    file.write_all_at(&format.to_le_bytes(), at).unwrap();
+    let mut covered = vec![0; crc_at as usize];
+    file.read_exact_at(&mut covered, 0).unwrap();
+    file.write_all_at(&crc32c::crc32c(&covered).to_le_bytes(), crc_at).unwrap();
+}
+
+#[test]
+fn n58_what_a_newer_release_wrote_is_left_to_it() {
+    let past = past("damage-newer", true);
+    // A checkpoint may be doubted at no loss: everything in the WAL is dispatched again.
+    let scratch = Scratch::new("damage-newer-checkpoint");
+    let data = past.copy(&scratch);
+    reformat(&data.join("ingress/0/checkpoint"), 8, 2, 44);
+    let outcome = judge(&past, &data, "checkpoint").unwrap();
+    assert!(outcome.starts_with("started: 30 seen"), "{outcome}");
+    let log = fs::read_to_string(data.with_extension("log")).unwrap();
+    assert!(log.contains("a newer release wrote it"), "{log}");
+    // A segment may not.
+    let scratch = Scratch::new("damage-newer-wal");
+    let data = past.copy(&scratch);
+    let segment = find(&data, "ingress/0/*");
+    reformat(&segment, 8, 2, 60);
+    let before = fs::metadata(&segment).unwrap().modified().unwrap();
+    let outcome = judge(&past, &data, "00000001.wal").unwrap();
+    assert!(
+        outcome.contains("holds format 2 at byte 0, which this release does not know; start the newer release"),
+        "{outcome}"
     );
+    assert_eq!(fs::metadata(&segment).unwrap().modified().unwrap(), before);
 }

@@ -21,7 +21,10 @@ fn a_taken_port_is_refused_by_name_and_leaves_the_data_alone() {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
     let last = text.lines().last().unwrap_or_default();
-    assert!(last.starts_with("narad: config: http.addr ") && last.contains(&address) && last.contains("taken"), "{text}");
+    assert!(
+        last.starts_with("narad: config: http.addr ") && last.contains(&address) && last.contains("taken"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -160,7 +163,8 @@ fn health_says_that_it_is_shutting_down_while_requests_finish() {
     node.create("t", "");
     // A body that is still being sent holds the stop up; probes on a kept connection see it.
     let mut slow = Wire::open(node.broker.address);
-    slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal").unwrap();
+    slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal")
+        .unwrap();
     std::thread::sleep(Duration::from_millis(100));
     node.broker.signal(15).unwrap();
     std::thread::sleep(Duration::from_millis(100));
@@ -179,7 +183,8 @@ fn a_second_signal_exits_at_once() {
     let mut node = Node::start("life-twice", &["--shards", "1"]);
     node.create("t", "");
     let mut slow = Wire::open(node.broker.address);
-    slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal").unwrap();
+    slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal")
+        .unwrap();
     std::thread::sleep(Duration::from_millis(100));
     node.broker.signal(15).unwrap();
     eventually("the stop is under way", || node.broker.log_text().contains("stopping: requests in flight"));

@@ -74,11 +74,6 @@ impl Node {
         self.broker = Broker::start(binary(), &self.data(), &arguments).unwrap();
     }
 
-    /// A start that has to be refused: its exit code and what it said.
-    pub fn refused(&self) -> (i32, String) {
-        refused(&self.data(), &self.arguments.iter().map(String::as_str).collect::<Vec<_>>())
-    }
-
     pub fn stop(&mut self) {
         let status = self.broker.stop(PATIENCE).unwrap();
         assert_eq!(status.code(), Some(0), "{}", self.broker.log_text());

@@ -64,7 +64,8 @@ fn expect_100_continue_is_answered_only_when_the_body_is_wanted() {
 fn chunked_bodies_are_bodies() {
     let node = node("wire-chunked");
     let mut wire = Wire::open(node.broker.address);
-    wire.send(format!("{PRODUCE}Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n")).unwrap();
+    wire.send(format!("{PRODUCE}Transfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n"))
+        .unwrap();
     assert_eq!(wire.read().unwrap().status, 202);
     wire.send(format!("{PRODUCE}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n")).unwrap();
     let empty = wire.read().unwrap();
@@ -85,7 +86,10 @@ fn chunked_bodies_are_bodies() {
         let mut wire = Wire::open(node.broker.address);
         wire.send(format!("{PRODUCE}Transfer-Encoding: chunked\r\n\r\n{size}\r\nabc\r\n")).unwrap();
         let answer = wire.read();
-        assert!(answer.as_ref().is_ok_and(|a| (400..=413).contains(&a.status)) || answer.is_err(), "{size}: {answer:?}");
+        assert!(
+            answer.as_ref().is_ok_and(|a| (400..=413).contains(&a.status)) || answer.is_err(),
+            "{size}: {answer:?}"
+        );
     }
     nothing_left(&node);
 }
@@ -97,8 +101,7 @@ fn nothing_left(node: &Node) {
     let mut seen = 0;
     for partition in 0..3 {
         for offset in 0.. {
-            let answer =
-                client.get(&format!("/v1/topics/t/consume?partition={partition}&offset={offset}")).unwrap();
+            let answer = client.get(&format!("/v1/topics/t/consume?partition={partition}&offset={offset}")).unwrap();
             if answer.status == 204 {
                 break;
             }
@@ -199,9 +202,11 @@ fn ten_thousand_header_lines_are_431_in_plain_text() {
 #[test]
 fn an_answer_after_which_the_connection_ends_says_so() {
     let node = node("wire-close");
-    for (target, length) in [("/v1/topics/t/produce", 2 << 20), ("/v1/topics/t/ack", 1 << 20), ("/v1/topics", 2 << 20)] {
+    for (target, length) in [("/v1/topics/t/produce", 2 << 20), ("/v1/topics/t/ack", 1 << 20), ("/v1/topics", 2 << 20)]
+    {
         let mut wire = Wire::open(node.broker.address);
-        let head = format!("POST {target} HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: {length}\r\n\r\n");
+        let head =
+            format!("POST {target} HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: {length}\r\n\r\n");
         wire.send(head).unwrap();
         wire.send(vec![b'x'; length]).unwrap();
         let answer = wire.read().unwrap();
@@ -211,7 +216,8 @@ fn an_answer_after_which_the_connection_ends_says_so() {
     // A small body that nobody reads does not cost the connection, whenever it comes.
     let mut wire = Wire::open(node.broker.address);
     for target in ["/nowhere", "/v1/topics/nosuch/produce", "/v1/topics/t/ack?receipt_handle=0:0:1"] {
-        wire.send(format!("POST {target} HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\n")).unwrap();
+        wire.send(format!("POST {target} HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\n"))
+            .unwrap();
         std::thread::sleep(Duration::from_millis(20));
         wire.send("hello").unwrap();
         let answer = wire.read().unwrap();

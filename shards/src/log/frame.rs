@@ -71,6 +71,14 @@ fn head_crc(head: &[u8], generation: u64) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&generation.to_le_bytes()), &head[8..HEAD_BYTES])
 }
 
+/// Makes of a frame what a newer release would have written.
+#[cfg(test)]
+pub fn make_newer(frame: &mut [u8], generation: u64) {
+    frame[13] = VERSION + 1;
+    let crc = head_crc(frame, generation);
+    frame[4..8].copy_from_slice(&crc.to_le_bytes());
+}
+
 impl FrameHead {
     /// Writes the head. `commit_first` must not lie more than `u32::MAX` below `base_offset`.
     pub fn encode(&self, generation: u64, out: &mut [u8]) {
@@ -120,6 +128,14 @@ impl FrameHead {
         let table = u64::from(head.records) * ENVELOPE_BYTES as u64;
         let counts = head.records > 0 && table <= decoded && base_offset.checked_add(table).is_some();
         (fits && expands && counts).then_some(head)
+    }
+
+    /// Whether a head of this generation lies here that only a newer release can read (lesson N58).
+    pub fn is_newer(bytes: &[u8], generation: u64) -> bool {
+        bytes.len() >= HEAD_BYTES
+            && bytes[0..4] == MAGIC_BYTES
+            && u32_at(bytes, 4) == head_crc(bytes, generation)
+            && !matches!((bytes[12], bytes[13]), (0 | 1, VERSION))
     }
 
     /// Length on disk without the padding: what must be read to check the frame.

@@ -44,6 +44,15 @@ fn failed(what: &str, path: &Path, error: &io::Error) -> OpenError {
     OpenError::Io(format!("cannot {what} {}: {error}", path.display()))
 }
 
+/// To cut or skip what a newer release wrote would destroy it (lesson N58).
+fn newer(path: &Path, what: &str) -> OpenError {
+    OpenError::Damaged(format!(
+        "{}: {what} was written by a newer release and is unknown to this one; run that release. The file was left as \
+         it is",
+        path.display()
+    ))
+}
+
 /// What a directory holds of a log.
 struct Listing {
     dir_exists: bool,
@@ -191,7 +200,17 @@ impl PartitionLog {
         self.adopt_sealed(sealed, last);
         match self.open_last(last).await? {
             Some((file, header)) => self.recover_last(file, header, boundary.unwrap_or(0), sealed).await?,
-            None => self.inner.state.borrow_mut().next_offset = last,
+            None => match boundary {
+                Some(boundary) if boundary > last => {
+                    return Err(OpenError::Damaged(format!(
+                        "{} says that records up to {boundary} were stored, but {} is empty: the records are lost; \
+                         restore the file, or move the directory away to start empty",
+                        self.inner.dir.join(hwm::FILE_NAME).display(),
+                        segment::file_name(last)
+                    )));
+                }
+                _ => self.inner.state.borrow_mut().next_offset = last,
+            },
         }
         {
             let mut state = self.inner.state.borrow_mut();
@@ -225,7 +244,13 @@ impl PartitionLog {
         }
         let header = match bytes {
             0 => None,
-            _ => SegmentHeader::decode(&file.read_at(0, ALIGNMENT).await.map_err(|e| failed("read", &path, &e))?),
+            _ => {
+                let block = file.read_at(0, ALIGNMENT).await.map_err(|e| failed("read", &path, &e))?;
+                if let Some(format) = SegmentHeader::foreign_format(&block) {
+                    return Err(newer(&path, &format!("segment format {format}")));
+                }
+                SegmentHeader::decode(&block)
+            }
         };
         let Some(header) = header else {
             if bytes <= FIRST_STEP_BYTES
@@ -269,6 +294,9 @@ impl PartitionLog {
         file.sync_data().await.map_err(|e| failed("sync", &path, &e))?;
         let end = file.len().await.map_err(|e| failed("measure", &path, &e))? / BLOCK * BLOCK;
         let verdict = scan(&file, &header, end, known_synced).await.map_err(|e| failed("read", &path, &e))?;
+        if let Some(at) = verdict.newer_at {
+            return Err(newer(&path, &format!("the record frame at byte {at}")));
+        }
         let tail_at = verdict.data_end / BLOCK * BLOCK;
         let tail: Rc<[u8]> = if verdict.data_end == tail_at {
             Rc::from([])

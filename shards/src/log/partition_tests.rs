@@ -3,9 +3,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::segment::{self, DATA_START};
+use super::segment::{self, SegmentHeader, DATA_START};
 use super::tests_support::{numbered, read_all, record, Bench};
-use super::{closed_boundary, hwm, Codec, LogOptions, OpenError, ReadError};
+use super::{closed_boundary, frame, hwm, Codec, LogOptions, OpenError, ReadError};
 use crate::io::sim::SimDisk;
 use crate::io::ALIGNMENT;
 use crate::peer::Committed;
@@ -122,6 +122,39 @@ fn lesson_d5_1_a_log_never_starts_empty_beside_its_boundary() {
         log.close().await;
         bench.disk.remove_file(&log.dir().join(FIRST)).await.expect("simulated");
         assert!(matches!(bench.try_open().await.err(), Some(OpenError::Damaged(_))));
+        // Emptied is as good as gone.
+        bench.edit(FIRST, |image| image.clear()).await;
+        assert!(matches!(bench.try_open().await.err(), Some(OpenError::Damaged(_))));
+        bench.edit(FIRST, |image| image.resize(64 << 10, 0)).await;
+        assert!(matches!(bench.try_open().await.err(), Some(OpenError::Damaged(_))));
+    });
+}
+
+#[test]
+fn lesson_n58_what_a_newer_release_wrote_is_neither_cut_nor_overwritten() {
+    on_disk(small(), |bench| async move {
+        bench.commit_numbered(0, 3, 100).await;
+        bench.open().await.close().await;
+        let whole = bench.image(FIRST).await;
+        let header = SegmentHeader::decode(&whole).expect("written by us");
+        let reason = |error: Option<OpenError>| match error {
+            Some(OpenError::Damaged(text)) => text,
+            other => panic!("{other:?}"),
+        };
+        // As after a kill: no boundary tells what was there.
+        bench.edit(hwm::FILE_NAME, |image| image.clear()).await;
+        let last = whole.windows(4).rposition(|four| four == frame::MAGIC_BYTES).expect("a frame");
+        let mut newer = whole.clone();
+        frame::make_newer(&mut newer[last..], header.generation);
+        bench.edit(FIRST, |image| image.clone_from(&newer)).await;
+        assert!(reason(bench.try_open().await.err()).contains("newer release"));
+        assert_eq!(bench.image(FIRST).await, newer);
+        let mut newer = whole.clone();
+        SegmentHeader { format: header.format + 1, ..header }.encode(&mut newer).expect("fixed size");
+        bench.edit(FIRST, |image| image.clone_from(&newer)).await;
+        assert!(reason(bench.try_open().await.err()).contains("segment format 2 was written by a newer release"));
+        bench.edit(FIRST, |image| image.clone_from(&whole)).await;
+        assert_eq!(bench.open().await.high_watermark(), 3);
     });
 }
 

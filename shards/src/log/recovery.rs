@@ -19,6 +19,8 @@ pub struct Verdict {
     pub data_end: u64,
     /// Bytes that must be zeroed durably before anything is appended.
     pub cut: Option<(u64, u64)>,
+    /// A frame that a newer release wrote: nothing may be cut or appended.
+    pub newer_at: Option<u64>,
     /// Whether the cut holds whole frames, or bytes of some: the mark of an interrupted commit.
     pub frames_cut: u64,
     /// Offsets, half-open, whose records are lost for good.
@@ -120,6 +122,7 @@ impl Recovery {
             next_offset: self.scanner.expected(),
             data_end: end,
             cut: (dirty_until > end).then_some((end, dirty_until)),
+            newer_at: self.scanner.newer_at(),
             index: std::mem::take(&mut self.index),
             first_ms: self.first_ms,
             last_ms: self.last_ms,

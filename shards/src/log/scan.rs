@@ -32,18 +32,24 @@ pub struct Scanner {
     expected: u64,
     hole: Option<Hole>,
     dirty_until: u64,
+    newer_at: Option<u64>,
 }
 
 impl Scanner {
     /// Walks from position `at`, where offset `expected` is due, to position `end`.
     pub fn new(generation: u64, at: u64, expected: u64, end: u64) -> Scanner {
         debug_assert!(at.is_multiple_of(FRAME_ALIGNMENT as u64));
-        Scanner { generation, at, end, expected, hole: None, dirty_until: at }
+        Scanner { generation, at, end, expected, hole: None, dirty_until: at, newer_at: None }
     }
 
     /// First offset that no frame passed so far holds.
     pub fn expected(&self) -> u64 {
         self.expected
+    }
+
+    /// Where the first frame lies that only a newer release can read, among what was passed over.
+    pub fn newer_at(&self) -> Option<u64> {
+        self.newer_at
     }
 
     /// Takes one step through `window`, whose first byte lies at `window_at`.
@@ -62,6 +68,9 @@ impl Scanner {
                 match self.frame_at(window_at, window, bytes, left) {
                     Found::Frame(head) => return self.accept(head),
                     Found::Need(bytes) => return Step::Need { from: self.at, bytes },
+                    Found::Nothing if FrameHead::is_newer(bytes, self.generation) => {
+                        self.newer_at.get_or_insert(self.at);
+                    }
                     Found::Nothing => {}
                 }
             }

@@ -63,15 +63,25 @@ impl SegmentHeader {
         COPIES_AT.iter().find_map(|at| SegmentHeader::decode_copy(block.get(*at..at + ARCHIVE_AT + ARCHIVE_BYTES)?))
     }
 
+    /// The format of an intact header that this release does not know.
+    pub fn foreign_format(block: &[u8]) -> Option<u32> {
+        let copies = COPIES_AT.iter().filter_map(|at| block.get(*at..at + ARCHIVE_AT + ARCHIVE_BYTES));
+        copies.filter_map(SegmentHeader::read_copy).map(|header| header.format).find(|format| *format != FORMAT)
+    }
+
     fn decode_copy(copy: &[u8]) -> Option<SegmentHeader> {
+        SegmentHeader::read_copy(copy).filter(|header| header.format == FORMAT)
+    }
+
+    /// An intact copy of any format.
+    fn read_copy(copy: &[u8]) -> Option<SegmentHeader> {
         let crc = crc32c::crc32c(&copy[ARCHIVE_AT..]).to_le_bytes();
         if copy[0..8] != MAGIC || copy[8..12] != crc {
             return None;
         }
         let mut archive = rkyv::util::AlignedVec::<16>::with_capacity(ARCHIVE_BYTES);
         archive.extend_from_slice(&copy[ARCHIVE_AT..]);
-        let header = rkyv::from_bytes::<SegmentHeader, rancor::Error>(&archive).ok()?;
-        (header.format == FORMAT).then_some(header)
+        rkyv::from_bytes::<SegmentHeader, rancor::Error>(&archive).ok()
     }
 }
 

@@ -292,6 +292,14 @@ fn begin(folder: &Folder, found: &Found, stored: Option<u64>, oldest: u64, end: 
     if found.chain.is_empty() {
         // A new directory, or a crash while E4 replaced its segments: nothing is left to dispatch.
         let next_seq = stored.unwrap_or(1).max(found.floor);
+        if let Some(checkpoint) = stored.filter(|checkpoint| *checkpoint > 1) {
+            tracing::warn!(
+                dir = %folder.dir.display(),
+                checkpoint,
+                "the ingress WAL has a dispatch checkpoint and no segment: if its files were removed, records accepted \
+                 above the checkpoint are lost; going on at the checkpoint"
+            );
+        }
         return Start { dispatch_from: next_seq, next_seq, note: Note::Plain };
     }
     let start = checkpoint::start(stored, oldest, end);
