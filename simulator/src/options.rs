@@ -41,6 +41,8 @@ pub struct WorldOptions {
     pub produces: u64,
     /// Records of one batch at most.
     pub batch_records: u64,
+    /// How long what is owed may take once everything is healed.
+    pub patience: Duration,
     /// Clients that give up in the middle of a request.
     pub impatient: bool,
     /// Topics are deleted and created again.
@@ -79,6 +81,7 @@ impl WorldOptions {
             consumers: rng.range(2, 7) as usize,
             produces: if profile == Profile::Resize { produces * 2 } else { produces },
             batch_records: if large { 250 } else { 20 },
+            patience: Duration::from_secs(120),
             impatient: rng.chance(1, 3),
             churn: rng.chance(1, 3),
             clock_steps: rng.chance(1, 4),

@@ -18,8 +18,10 @@ fn worlds(bug: Bug, seeds: u64) -> impl Iterator<Item = Report> {
 fn small_worlds(bug: Bug, seeds: u64) -> impl Iterator<Item = Report> {
     (0..seeds).map(move |seed| {
         let mut options = WorldOptions::draw(&mut Rng::new(seed));
-        options.produces = options.produces.min(50);
-        options.visibility = options.visibility.min(Duration::from_secs(1));
+        options.produces = options.produces.min(40);
+        options.batch_records = options.batch_records.min(10);
+        options.visibility = options.visibility.min(Duration::from_millis(300));
+        options.patience = Duration::from_secs(6);
         run_world_with(seed, options, |seed, _| Rc::new(ModelLauncher::new(seed, bug)))
     })
 }

@@ -365,8 +365,8 @@ impl World {
         self.ledger.borrow_mut().fault_over(rt::now());
         self.draining.set(true);
         self.note("=== healed, draining".to_owned());
-        let deadline = rt::now() + Duration::from_secs(120) + self.options.visibility * 4;
-        while rt::now() < deadline && !self.ledger.borrow().outstanding().is_empty() {
+        let deadline = rt::now() + self.options.patience + self.options.visibility * 4;
+        while rt::now() < deadline && self.ledger.borrow().owes() {
             rt::sleep(Duration::from_millis(50)).await;
         }
         rt::sleep(self.options.visibility * 2 + Duration::from_secs(2)).await;

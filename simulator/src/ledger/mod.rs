@@ -333,19 +333,27 @@ impl Ledger {
 
     /// What is still owed: 202 and not acked, or seen and not acked.
     pub fn outstanding(&self) -> Vec<(Rule, u64, String)> {
-        let mut owed = Vec::new();
-        for (number, message) in &self.messages {
-            if message.outcome == Outcome::Accepted && message.copies.is_empty() && !self.may_be_gone(message) {
-                owed.push((Rule::Lost, *number, format!("#{number} to {}: 202, never delivered", message.topic)));
-            }
-        }
-        for (id, copy) in &self.copies {
-            let live = self.topics.get(&id.0).is_some_and(|topic| topic.delete_started.is_none());
-            if live && copy.settled == Settled::No {
-                owed.push((Rule::Stuck, copy.number, format!("{}: delivered, never acked", self.name(*id))));
-            }
-        }
-        owed
+        let lost = self.undelivered().map(|(number, message)| {
+            (Rule::Lost, *number, format!("#{number} to {}: 202, never delivered", message.topic))
+        });
+        let stuck = self
+            .unacked()
+            .map(|(id, copy)| (Rule::Stuck, copy.number, format!("{}: delivered, never acked", self.name(*id))));
+        lost.chain(stuck).collect()
+    }
+
+    pub fn owes(&self) -> bool {
+        self.undelivered().next().is_some() || self.unacked().next().is_some()
+    }
+
+    fn undelivered(&self) -> impl Iterator<Item = (&u64, &Message)> {
+        let owed = |message: &Message| message.outcome == Outcome::Accepted && message.copies.is_empty();
+        self.messages.iter().filter(move |(_, message)| owed(message) && !self.may_be_gone(message))
+    }
+
+    fn unacked(&self) -> impl Iterator<Item = (&CopyId, &Copy)> {
+        let live = |id: &CopyId| self.topics.get(&id.0).is_some_and(|topic| topic.delete_started.is_none());
+        self.copies.iter().filter(move |(id, copy)| copy.settled == Settled::No && live(id))
     }
 
     /// Whether an incarnation that may have taken the message has been deleted.
