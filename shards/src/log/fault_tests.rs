@@ -319,6 +319,30 @@ fn a_close_waits_for_the_fill_under_way() {
 }
 
 #[test]
+fn g24_a_roll_that_failed_comes_before_anything_else_is_appended() {
+    for (seed, op, fault) in [
+        (12, Op::SyncDir, Fault::Fail),
+        // Lands in part, as on a disk that runs full under the write.
+        (13, Op::WriteDurable, Fault::Fail),
+        (14, Op::WriteDurable, Fault::Short),
+    ] {
+        sim::run(seed, async move {
+            let bench = Bench::new(SimDisk::new(seed), options()).await;
+            bench.commit(vec![numbered(0, 40_000)]).await.expect("committed");
+            bench.device.inject(NthCall::new(op, 1, fault).on(if op == Op::SyncDir { "" } else { SEGMENT }));
+            let outcome = bench.commit(vec![numbered(1, 40_000)]).await;
+            assert!(is_clean(&outcome), "no segment to go on in: {outcome:?}");
+            // It would fit behind the first record, where no later open looks for it once the next segment is there.
+            bench.commit(vec![numbered(1, 1_000)]).await.expect("committed");
+            bench.commit(vec![numbered(2, 1_000)]).await.expect("committed");
+            let (records, unreadable) = read_all(&bench.reopen().await).await;
+            assert_eq!((records.len(), unreadable), (3, vec![]), "{op:?} {fault:?}");
+            assert_eq!(&records[2].body[..], &numbered(2, 1_000).body[..]);
+        });
+    }
+}
+
+#[test]
 fn s94_a_medium_that_errs_once_costs_no_record() {
     run(11, |bench| async move {
         bench.commit_numbered(0, 5, 5_000).await;

@@ -163,6 +163,7 @@ impl PartitionLog {
                     sealed: VecDeque::new(),
                     active: None,
                     next_offset: 0,
+                    roll_owed: false,
                     oldest_at_close: None,
                     high_watermark: 0,
                     dir_exists: listing.dir_exists,

@@ -49,6 +49,9 @@ pub(super) struct State {
     /// `None` until the first commit makes one.
     pub active: Option<Active>,
     pub next_offset: u64,
+    /// A roll was begun and did not end: a file of the next segment may be there, so that whatever went into the old
+    /// one from here on would lie behind its end (S18, G24).
+    pub roll_owed: bool,
     /// What `oldest` was when the log was closed.
     pub oldest_at_close: Option<u64>,
     pub high_watermark: u64,

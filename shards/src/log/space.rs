@@ -65,18 +65,18 @@ impl PartitionLog {
                 self.inner.options.segment_bytes
             )));
         }
-        let (exists, full, aged) = {
+        let (exists, full, aged, owed) = {
             let state = self.inner.state.borrow();
             let active = state.active.as_ref();
             let age = self.inner.options.roll_age_ms;
             let aged =
                 active.and_then(|a| a.first_ms).is_some_and(|first| age > 0 && now_ms > first.saturating_add(age));
             let full = active.is_some_and(|a| a.data_end + bytes > self.inner.options.segment_bytes);
-            (active.is_some(), full, aged)
+            (active.is_some(), full, aged, state.roll_owed)
         };
         if !exists {
             self.make_first_segment().await?;
-        } else if full || aged {
+        } else if full || aged || owed {
             self.roll().await?;
         }
         self.claim(bytes).await
@@ -138,9 +138,11 @@ impl PartitionLog {
             (state.next_offset, state.active.as_ref().map(|active| (active.base, active.data_end)))
         };
         assert!(previous.is_some_and(|(sealed, _)| sealed < base), "an empty segment is never sealed");
+        self.inner.state.borrow_mut().roll_owed = true;
         let next = self.make_segment(base, previous).await?;
         let trim = {
             let mut state = self.inner.state.borrow_mut();
+            state.roll_owed = false;
             let Some(old) = state.active.replace(next) else { return Ok(()) };
             let bytes = old.data_end.next_multiple_of(BLOCK);
             let busy = old.first_ms.zip(old.last_ms).is_some_and(|(first, last)| last - first < BUSY_SEGMENT_MS);
