@@ -8,6 +8,7 @@
 
 mod applier;
 mod command;
+pub(crate) mod fuzz;
 mod names;
 mod placement;
 mod state;
