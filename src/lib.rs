@@ -6,6 +6,8 @@
 pub mod cli;
 pub mod config;
 pub mod control;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod http;
 pub mod node;
 pub mod telemetry;

@@ -5,6 +5,8 @@
 
 pub mod api;
 pub mod dispatch;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod io;
 pub mod log;
 pub mod meta;

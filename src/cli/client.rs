@@ -1,7 +1,7 @@
 //! A small blocking HTTP/1.1 client: one connection, kept alive, every read with a deadline. It never follows a
 //! redirect (lesson N87).
 
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -256,13 +256,40 @@ fn exchange(
     }
 }
 
-struct Reader<'a> {
-    connection: &'a mut BufReader<TcpStream>,
+/// Where an answer comes from.
+trait Wire: Read {
+    /// The next read ends after that long at the latest.
+    fn wait_at_most(&self, left: Duration) -> io::Result<()>;
+}
+
+impl Wire for TcpStream {
+    fn wait_at_most(&self, left: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(left))
+    }
+}
+
+/// An answer that is there as a whole.
+impl Wire for &[u8] {
+    fn wait_at_most(&self, _left: Duration) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Reads an answer out of memory.
+pub(super) fn read_answer(bytes: &[u8], method: &str) -> io::Result<Response> {
+    let mut connection = BufReader::new(bytes);
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let mut reader = Reader { connection: &mut connection, deadline, interrupted: None };
+    read_response(&mut reader, method).map(|(response, _)| response)
+}
+
+struct Reader<'a, W> {
+    connection: &'a mut BufReader<W>,
     deadline: Instant,
     interrupted: Option<&'a AtomicBool>,
 }
 
-impl Reader<'_> {
+impl<W: Wire> Reader<'_, W> {
     /// What is buffered, after reading more if nothing is. Empty at the end of the stream.
     fn fill(&mut self) -> io::Result<&[u8]> {
         while self.connection.buffer().is_empty() {
@@ -270,7 +297,7 @@ impl Reader<'_> {
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            self.connection.get_ref().set_read_timeout(Some(left))?;
+            self.connection.get_ref().wait_at_most(left)?;
             match self.connection.fill_buf() {
                 Ok(_) => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -361,7 +388,7 @@ fn bad_answer(why: &str) -> io::Error {
 }
 
 /// The response, and whether the connection can take another request.
-fn read_response(reader: &mut Reader<'_>, method: &str) -> io::Result<(Response, bool)> {
+fn read_response<W: Wire>(reader: &mut Reader<'_, W>, method: &str) -> io::Result<(Response, bool)> {
     loop {
         let line = reader.line()?;
         let mut words = line.splitn(3, ' ');

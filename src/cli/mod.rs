@@ -3,6 +3,7 @@
 //! be reached.
 
 mod client;
+pub(crate) mod fuzz;
 mod publish;
 mod render;
 mod serve;

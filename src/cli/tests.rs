@@ -304,6 +304,20 @@ fn sub_prints_and_acks_and_retries_acks_that_got_no_clear_answer() {
     assert_eq!(done.seen.len(), 5);
 }
 
+/// A JSON string may hold half a surrogate pair, which is no text: such a message must not come back for ever.
+#[test]
+fn sub_shows_and_acks_a_string_that_is_no_text() {
+    let message = MESSAGE.replace("{\"n\": 1}", r#""\ud800""#);
+    for (raw, shown) in [(false, "[p1 @7] key=k 1970-01-01T00:00:00Z \"\\ud800\"\n"), (true, "\"\\ud800\"\n")] {
+        let args = ["sub", "t", "--count", "1", "--raw"];
+        let answers = vec![answer("200 OK", &message), empty("204 No Content")];
+        let done = narad(&args[..if raw { 5 } else { 4 }], "", answers);
+        done.result.unwrap();
+        assert_eq!(done.out, shown);
+        assert_eq!(done.seen.len(), 2, "it was acked");
+    }
+}
+
 #[test]
 fn sub_says_which_message_will_come_again() {
     let gone = answer("410 Gone", r#"{"error":"receipt handle no longer matches an active reservation"}"#);

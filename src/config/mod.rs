@@ -4,6 +4,7 @@
 
 mod address;
 mod cpus;
+pub(crate) mod fuzz;
 mod settings;
 mod units;
 mod validate;

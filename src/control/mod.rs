@@ -9,6 +9,7 @@
 mod applier;
 mod ballast;
 mod command;
+pub(crate) mod fuzz;
 mod names;
 mod placement;
 mod state;

@@ -48,7 +48,7 @@ pub trait Storage: Send + 'static {
 /// A topic's row. A field that a later build adds gets a default here; an unknown one is refused, not dropped.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct TopicRow {
+pub(super) struct TopicRow {
     id: String,
     partitions: u32,
     retention_ms: u64,
@@ -61,6 +61,14 @@ struct TopicRow {
 }
 
 impl TopicRow {
+    pub fn decode(name: &str, row: &[u8]) -> Result<TopicMeta, String> {
+        serde_json::from_slice::<TopicRow>(row).map_err(|error| error.to_string())?.into_topic(name)
+    }
+
+    pub fn encode(topic: &TopicMeta) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec(&TopicRow::of(topic))
+    }
+
     fn of(topic: &TopicMeta) -> TopicRow {
         TopicRow {
             id: topic.incarnation.to_string(),
@@ -221,9 +229,7 @@ impl Store {
         let mut topics = Vec::new();
         for row in table.iter().map_err(damaged)? {
             let (name, value) = row.map_err(damaged)?;
-            let topic = serde_json::from_slice::<TopicRow>(value.value())
-                .map_err(|error| error.to_string())
-                .and_then(|row| row.into_topic(name.value()))
+            let topic = TopicRow::decode(name.value(), value.value())
                 .map_err(|error| format!("the row of topic {:?} is unreadable: {error}", name.value()))?;
             topics.push(Arc::new(topic));
         }
@@ -246,7 +252,7 @@ impl Store {
                 for change in &batch.changes {
                     match change {
                         Change::PutTopic(topic) => {
-                            let row = serde_json::to_vec(&TopicRow::of(topic)).map_err(std::io::Error::other)?;
+                            let row = TopicRow::encode(topic).map_err(std::io::Error::other)?;
                             topics.insert(&*topic.name, row.as_slice())?;
                         }
                         Change::RemoveTopic(name) => {

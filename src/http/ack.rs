@@ -104,8 +104,8 @@ async fn batch<B: Broker>(
 }
 
 #[derive(Default)]
-struct Handles<'a> {
-    handles: Vec<Name<'a>>,
+pub(super) struct Handles<'a> {
+    pub handles: Vec<Name<'a>>,
 }
 
 impl<'a> Fields<'a> for Handles<'a> {

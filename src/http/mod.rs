@@ -15,6 +15,7 @@ mod config;
 mod conn;
 mod consume;
 mod decode;
+pub(crate) mod fuzz;
 mod health;
 mod json;
 mod limits;

@@ -196,7 +196,7 @@ fn write_stats(out: &mut Vec<u8>, index: u32, known: Option<&PartitionStats>, no
 
 /// Body of a create; `null` counts as absent, except as a schema.
 #[derive(Default)]
-struct CreateTopic<'a> {
+pub(super) struct CreateTopic<'a> {
     name: Option<String>,
     partitions: Option<i64>,
     retention_ms: Option<i64>,
@@ -229,7 +229,7 @@ impl<'a> Fields<'a> for CreateTopic<'a> {
 }
 
 impl CreateTopic<'_> {
-    fn check(self, defaults: &TopicDefaults) -> Result<NewTopic, ApiError> {
+    pub fn check(self, defaults: &TopicDefaults) -> Result<NewTopic, ApiError> {
         let name = self.name.filter(|name| !name.is_empty()).ok_or(ApiError::bad_request("name required"))?;
         check_topic_name(&name).map_err(ApiError::bad_request)?;
         let partitions = match at_least_0("partitions", self.partitions)?.unwrap_or(0) {

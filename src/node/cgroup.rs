@@ -116,13 +116,13 @@ fn directories(mountinfo: &str, kind: &str, controller: Option<&str>, path: &str
 }
 
 /// `memory.max`, `memory.limit_in_bytes`: bytes, `max`, or a number so large that it means none.
-fn parse_memory_limit(text: &str) -> Option<u64> {
+pub(super) fn parse_memory_limit(text: &str) -> Option<u64> {
     const UNLIMITED_FROM: u64 = 1 << 60;
     text.trim().parse().ok().filter(|bytes| *bytes < UNLIMITED_FROM && *bytes > 0)
 }
 
 /// `cpu.max`: quota and period in microseconds, or `max`.
-fn parse_cpu_max(text: &str) -> Option<f64> {
+pub(super) fn parse_cpu_max(text: &str) -> Option<f64> {
     let (quota, period) = text.trim().split_once(' ')?;
     parse_cfs_quota(quota, period)
 }

@@ -201,7 +201,7 @@ impl IdentityPlan {
     }
 }
 
-fn parse_store_id(text: &str) -> Option<u64> {
+pub(super) fn parse_store_id(text: &str) -> Option<u64> {
     let text = text.trim();
     let well_formed = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
     well_formed.then(|| u64::from_str_radix(text, 16).ok()).flatten().filter(|id| *id != 0)

@@ -7,6 +7,7 @@ mod cgroup;
 mod control_thread;
 mod data_dir;
 mod filesystem;
+pub(crate) mod fuzz;
 mod lock;
 mod machine;
 mod placement;

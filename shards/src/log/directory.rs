@@ -103,12 +103,17 @@ fn stale_name(topic: &str, old: Incarnation) -> String {
     format!("{topic}.stale-{old}")
 }
 
-fn parse_stale_name(name: &str) -> Option<(&str, Incarnation)> {
+pub(super) fn parse_stale_name(name: &str) -> Option<(&str, Incarnation)> {
     let (topic, id) = name.rsplit_once(".stale-")?;
     Some((topic, Incarnation::parse(id)?))
 }
 
-fn parse_partition_name(name: &str) -> Option<u32> {
+/// The id that a marker states: 16 lowercase hex digits and a newline, nothing else.
+pub(super) fn parse_marker(bytes: &[u8]) -> Option<Incarnation> {
+    std::str::from_utf8(bytes).ok()?.strip_suffix('\n').and_then(Incarnation::parse)
+}
+
+pub(super) fn parse_partition_name(name: &str) -> Option<u32> {
     let digits = name.strip_prefix('p')?;
     (digits.len() == 5 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok()).flatten()
 }
@@ -284,8 +289,7 @@ impl TopicDirectories {
             return Ok(None);
         }
         let bytes = file.read_at(0, MARKER_BYTES).await.map_err(|e| failed("read", &path, &e))?;
-        let text = std::str::from_utf8(&bytes).ok().and_then(|text| text.strip_suffix('\n'));
-        Ok(text.and_then(Incarnation::parse))
+        Ok(parse_marker(&bytes))
     }
 
     /// Entries of a directory, `None` when it does not exist.

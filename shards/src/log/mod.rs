@@ -13,6 +13,7 @@ mod cache;
 mod combiner;
 mod directory;
 mod frame;
+pub(crate) mod fuzz;
 mod hwm;
 mod open;
 mod partition;

@@ -327,15 +327,16 @@ fn stored(window: &Window, at: u64, head: &FrameHead) -> Slice {
 
 /// `None` when the frame's checked bytes do not expand to what its head says.
 async fn decompress(stored: Slice, decoded_bytes: usize) -> Option<Slice> {
-    let expand = move || {
-        let mut decoded = AlignedBuf::zeroed(decoded_bytes);
-        let bytes = zstd::bulk::decompress_to_buffer(&stored, &mut decoded[..decoded_bytes]).ok()?;
-        decoded.truncate(decoded_bytes);
-        (bytes == decoded_bytes).then(|| decoded.freeze())
-    };
     if decoded_bytes <= FRAME_BYTES {
-        expand()
+        expand(&stored, decoded_bytes)
     } else {
-        rt::blocking(expand).await
+        rt::blocking(move || expand(&stored, decoded_bytes)).await
     }
+}
+
+pub(super) fn expand(stored: &[u8], decoded_bytes: usize) -> Option<Slice> {
+    let mut decoded = AlignedBuf::zeroed(decoded_bytes);
+    let bytes = zstd::bulk::decompress_to_buffer(stored, &mut decoded[..decoded_bytes]).ok()?;
+    decoded.truncate(decoded_bytes);
+    (bytes == decoded_bytes).then(|| decoded.freeze())
 }

@@ -17,6 +17,7 @@
 
 mod committer;
 mod consumer;
+pub(crate) mod fuzz;
 mod held;
 mod home;
 mod inflight;

@@ -81,13 +81,18 @@ impl Header {
             2 => State::Active,
             _ => return Err(HeaderFault::Invalid),
         };
+        let (first_seq, segment_bytes) = (get_u64(header, 32), get_u64(header, 40));
+        // What no build writes: a segment without room for a record, or one behind the last number.
+        if segment_bytes < 2 * BLOCK_BYTES || !segment_bytes.is_multiple_of(BLOCK_BYTES) || first_seq == u64::MAX {
+            return Err(HeaderFault::Invalid);
+        }
         let flags = get_u32(header, 52);
         Ok(Header {
             state,
             store_id: get_u64(header, 16),
             generation: get_u64(header, 24),
-            first_seq: get_u64(header, 32),
-            segment_bytes: get_u64(header, 40),
+            first_seq,
+            segment_bytes,
             dir_number: get_u32(header, 48),
             prepared: flags & FLAG_PREPARED != 0,
             recycled: flags & FLAG_RECYCLED != 0,
@@ -136,5 +141,18 @@ mod tests {
         let crc = crc32c::crc32c(&newer[..HEADER_BYTES - 4]);
         put_u32(&mut newer, HEADER_BYTES - 4, crc);
         assert_eq!(Header::decode(&newer), Err(HeaderFault::UnknownFormat(2)));
+    }
+
+    #[test]
+    fn what_no_build_writes_is_no_header() {
+        let bad = [
+            Header { segment_bytes: 0, ..header() },
+            Header { segment_bytes: BLOCK_BYTES, ..header() },
+            Header { segment_bytes: 3 * BLOCK_BYTES + 16, ..header() },
+            Header { first_seq: u64::MAX, ..header() },
+        ];
+        for header in bad {
+            assert_eq!(Header::decode(&header.encode()), Err(HeaderFault::Invalid), "{header:?}");
+        }
     }
 }

@@ -9,6 +9,7 @@ mod checkpoint;
 mod error;
 mod flush;
 mod frame;
+pub(crate) mod fuzz;
 mod header;
 mod keeper;
 mod metrics;
