@@ -34,6 +34,7 @@ struct State {
     image: Vec<u8>,
     log: Vec<Operation>,
     recording: bool,
+    write_delay: Duration,
 }
 
 /// The device's memory. Clones share it.
@@ -68,6 +69,20 @@ impl Recorder {
         state.log.clear();
         state.recording = true;
         state.image.clone()
+    }
+
+    /// From now on a write takes this long before it lands.
+    pub fn delay_writes(&self, delay: Duration) {
+        self.state().write_delay = delay;
+    }
+
+    /// Whether these bytes have landed in one write since the recording began.
+    pub fn has_landed(&self, bytes: &[u8]) -> bool {
+        let holds = |operation: &Operation| match operation {
+            Operation::Write { data, .. } => data.windows(bytes.len()).any(|window| window == bytes),
+            Operation::Flush => false,
+        };
+        self.state().log.iter().any(holds)
     }
 
     /// Number of operations answered so far: the mark of an instant.
@@ -193,6 +208,10 @@ impl Filesystem for DiskFs {
         _owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let delay = self.recorder.state().write_delay;
+        if !delay.is_zero() {
+            std::thread::sleep(delay);
+        }
         let mut state = self.recorder.state();
         let start = offset as usize;
         let Some(range) = state.image.get_mut(start..start + data.len()) else { return reply.error(Errno::ENOSPC) };

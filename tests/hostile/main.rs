@@ -10,4 +10,5 @@ mod damage;
 mod disk_full;
 mod life;
 mod routes;
+mod slow_disk;
 mod wire;
