@@ -13,6 +13,8 @@ mod node;
 mod options;
 #[cfg(test)]
 mod planted;
+#[cfg(test)]
+mod smoke;
 mod trace;
 mod world;
 

@@ -53,14 +53,14 @@ pub struct WorldOptions {
 
 impl WorldOptions {
     pub fn draw(rng: &mut Rng) -> WorldOptions {
-        let profile = match rng.below(22) {
+        let profile = match rng.below(24) {
             0..=3 => Profile::Calm,
             4..=7 => Profile::Kills,
             8..=12 => Profile::PowerCuts,
             13..=15 => Profile::DiskErrors,
-            16 => Profile::FullDisk,
-            17 => Profile::Lies,
-            18..=19 => Profile::Rot,
+            16..=18 => Profile::FullDisk,
+            19 => Profile::Lies,
+            20..=21 => Profile::Rot,
             _ => Profile::Resize,
         };
         let sector_bytes = if rng.chance(1, 4) { 4096 } else { 512 };

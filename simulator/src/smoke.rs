@@ -1,0 +1,40 @@
+//! A few short worlds of the real shards, so that a change that breaks the simulation shows without running thousands.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use narad_shards::rt::sim::Rng;
+
+use crate::ledger::Counts;
+use crate::node::ShardLauncher;
+use crate::options::{Profile, WorldOptions};
+use crate::world::run_world_with;
+
+#[test]
+fn real_shards_keep_the_contract_and_leave_nothing_behind() {
+    let profiles = [
+        Profile::Calm,
+        Profile::Kills,
+        Profile::PowerCuts,
+        Profile::DiskErrors,
+        Profile::FullDisk,
+        Profile::Lies,
+        Profile::Rot,
+        Profile::Resize,
+    ];
+    let mut total = Counts::default();
+    for (seed, profile) in (0..).zip(profiles) {
+        let drawn = WorldOptions::draw(&mut Rng::new(seed));
+        let options = WorldOptions {
+            profile,
+            produces: drawn.produces.min(25),
+            batch_records: 10,
+            visibility: Duration::from_millis(300),
+            ..drawn
+        };
+        let report = run_world_with(seed, options, |seed, _| Rc::new(ShardLauncher::new(seed)));
+        assert!(report.violations.is_empty(), "seed {seed}, {profile:?}: {:?}", report.violations);
+        total.add(&report.counts);
+    }
+    assert_eq!(total.missing(), None);
+}
