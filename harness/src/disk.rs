@@ -292,7 +292,16 @@ impl AttachedDisk {
 
 impl Drop for AttachedDisk {
     fn drop(&mut self) {
-        if self.unmount().is_err() {
+        // A killed process keeps the file system busy until the kernel has torn its ring down.
+        let mounted = self.mounted_at.clone();
+        let freed = (0..50).any(|attempt| {
+            if attempt > 0 {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            self.mounted_at.clone_from(&mounted);
+            self.unmount().is_ok()
+        });
+        if !freed {
             let _ = run("umount", &["-l", &self.folder.join("mnt").to_string_lossy()]);
         }
         let _ = run("losetup", &["--detach", &self.loop_device]);

@@ -78,9 +78,13 @@ fn consumes_in_flight_are_capped_per_client_and_come_back() {
             .unwrap();
         wire
     };
-    let parked: Vec<Wire> = (0..11).map(|_| poll("&max=93")).collect();
+    let mut parked: Vec<Wire> = Vec::new();
     let refusal = "too many in-flight consume requests for this identity (limit 1024 per node)";
     eventually("the next consume is over the cap", || {
+        parked.clear();
+        parked.extend((0..11).map(|_| poll("&max=93")));
+        // Were it asked too early, one of the parked would be the one that is refused.
+        std::thread::sleep(Duration::from_millis(300));
         let answer = node.client().get("/v1/topics/t/consume?max=2").unwrap();
         answer.status == 429 && answer.json()["error"] == refusal
     });

@@ -46,7 +46,7 @@ fn e12_the_lock_outlives_a_killed_process_until_its_last_write_has_landed() {
     recorder.delay_writes(Duration::ZERO);
     let _ = broker.kill();
     // Had it not landed by then, it would now, under the feet of the next owner.
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(if landed { Duration::ZERO } else { WRITE_TAKES * 2 });
     let landed_later = recorder.has_landed(marker);
     println!("lock free {free_after:?} after the kill; landed by then: {landed}, later: {landed_later}");
     assert!(landed || !landed_later, "the lock was free {free_after:?} after the kill, and a write landed afterwards");

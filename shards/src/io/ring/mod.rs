@@ -36,6 +36,9 @@ use recv_buffers::RecvBuffers;
 use registered::Registered;
 use slots::Slots;
 
+/// How long a ring waits for locked memory that is on its way back: 3 s.
+const SHORT_ATTEMPTS: u32 = 60;
+const SHORT_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 /// A completion that belongs to no slot: a doorbell rung by another shard, a cancellation, a failed ring of ours.
 pub(crate) const IGNORED: u64 = u64::MAX;
 /// The standing read on the ring's eventfd.
@@ -120,14 +123,16 @@ pub(crate) fn current() -> Option<Rc<Ring>> {
 impl Ring {
     pub fn new(sizes: &RingSizes) -> io::Result<Rc<Ring>> {
         let cq = (sizes.in_flight_max + CQ_HEADROOM).next_power_of_two();
-        let uring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_submit_all()
-            .setup_cqsize(cq)
-            .build(sizes.submissions)
-            .map_err(explain_setup)?;
+        let build = || {
+            IoUring::builder()
+                .setup_single_issuer()
+                .setup_defer_taskrun()
+                .setup_taskrun_flag()
+                .setup_submit_all()
+                .setup_cqsize(cq)
+                .build(sizes.submissions)
+        };
+        let uring = retry_while_short(build).map_err(explain_setup)?;
         let params = uring.params();
         if !params.is_feature_nodrop() || !params.is_feature_ext_arg() {
             return Err(io::Error::other("io_uring of this kernel is too old: Linux 6.1 or newer is needed"));
@@ -528,6 +533,18 @@ fn thread_cpu_nanos() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Locked memory is counted per user, and the kernel gives that of a ring back some time after its process has gone: a
+/// start right after a kill finds it taken (lesson U3). Nothing runs on this thread yet that sleeping would hold up.
+fn retry_while_short<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    for _ in 0..SHORT_ATTEMPTS {
+        match make() {
+            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => std::thread::sleep(SHORT_PAUSE),
+            made => return made,
+        }
+    }
+    make()
+}
+
 /// Lessons U1 to U4: say what stands in the way, not only what the kernel said.
 fn explain_setup(error: io::Error) -> io::Error {
     let why = match error.raw_os_error() {
@@ -544,4 +561,25 @@ fn explain_setup(error: io::Error) -> io::Error {
         _ => return error,
     };
     io::Error::new(error.kind(), format!("cannot create an io_uring: {error}: {why}"))
+}
+
+#[cfg(test)]
+mod setup_tests {
+    use super::*;
+
+    #[test]
+    fn lesson_u3_locked_memory_that_comes_back_late_is_waited_for() {
+        let mut attempts = 0;
+        let made = retry_while_short(|| {
+            attempts += 1;
+            if attempts < 3 {
+                Err(io::Error::from_raw_os_error(libc::ENOMEM))
+            } else {
+                Ok(attempts)
+            }
+        });
+        assert_eq!(made.ok(), Some(3));
+        let refused: io::Result<()> = retry_while_short(|| Err(io::Error::from_raw_os_error(libc::EPERM)));
+        assert_eq!(refused.err().and_then(|error| error.raw_os_error()), Some(libc::EPERM));
+    }
 }
