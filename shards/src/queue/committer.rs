@@ -13,8 +13,9 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use super::inflight::Range;
-use super::position::{self, Position, Slots, AHEAD_FILE, AHEAD_FILE_BYTES, OFFSET_FILE, SLOT_BYTES};
-use crate::io::{AlignedBuf, Caching, Disk, File, Open, Slice};
+use super::position::{self, Position, Slots, AHEAD_FILE, AHEAD_FILE_BYTES, OFFSET_FILE};
+use super::position_io::{prime, read_up_to, slot_of};
+use crate::io::{Caching, Disk, File, Open, Slice};
 use crate::meta::{Destination, Incarnation};
 use crate::rt::sync::Notify;
 use crate::rt::{self, Instant, Queue};
@@ -575,36 +576,6 @@ impl Committer {
 fn spread_of(destination: Destination) -> u64 {
     let mixed = (destination.incarnation.0 ^ u64::from(destination.partition)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed >> 32
-}
-
-/// Learns the roles of the slots, and makes the newest durable before anything is overwritten (C76).
-async fn prime(file: &File, incarnation: Incarnation) -> io::Result<Slots> {
-    if file.len().await? < AHEAD_FILE_BYTES {
-        file.set_len(AHEAD_FILE_BYTES).await?;
-    }
-    let content = file.read_at(0, AHEAD_FILE_BYTES as usize).await?;
-    let (slots, _) = Slots::prime(&content, incarnation);
-    file.sync_data().await?;
-    Ok(slots)
-}
-
-fn slot_of(incarnation: Incarnation, sequence: u64, frontier: u64, acked: &[Range]) -> Slice {
-    let mut slot = AlignedBuf::zeroed(SLOT_BYTES);
-    position::encode_slot(&mut slot, incarnation, sequence, frontier, acked);
-    slot.freeze()
-}
-
-/// The first bytes of a small file; empty when it does not exist.
-async fn read_up_to(disk: &Disk, path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
-    let file = match disk.open(path, Open::Existing, Caching::Buffered).await {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let bytes = file.len().await?.min(bytes_max);
-    if bytes == 0 {
-        return Ok(Vec::new());
-    }
-    Ok(file.read_at(0, bytes as usize).await?.to_vec())
 }
 
 #[cfg(test)]

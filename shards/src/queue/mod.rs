@@ -23,6 +23,7 @@ mod home;
 mod inflight;
 mod partition;
 mod position;
+mod position_io;
 mod shard_queues;
 mod sweep;
 mod topic;
