@@ -15,7 +15,7 @@ pub struct NewRecord<'a> {
     pub partition: Option<u32>,
 }
 
-/// Why a produce was not answered `202`. All but `LogFailed` and `Unavailable` stored nothing (http-api.md §13).
+/// Why a produce was not answered `202`. All but `LogFailed` stored nothing (http-api.md §13).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProduceError {
     TopicNotFound,
@@ -23,10 +23,10 @@ pub enum ProduceError {
     PartitionOutOfRange {
         index: usize,
     },
-    /// `500`: the write or sync failed, now or earlier (latched). The records may be delivered all the same.
+    /// `500`: the write or sync failed, now or earlier (latched), or a batch is stored in part because no segment
+    /// could be made for the rest. The records may be delivered all the same (D13).
     LogFailed(String),
-    /// `503`, not latched, heals by itself: no segment could be made (E9). A batch that spans two segments may have
-    /// been stored in part.
+    /// `503`, not latched, heals by itself: no segment could be made (E9).
     Unavailable(String),
     /// `503`, E22: staging cannot turn over.
     MemoryExhausted,

@@ -38,10 +38,6 @@ pub async fn produce(world: &World, _index: usize) {
             Called::Lost => (Outcome::Unknown, "no answer".to_owned()),
             Called::Answered(Ok(()), _) => (Outcome::Accepted, String::new()),
             Called::Answered(Err(error @ ProduceError::LogFailed(_)), _) => (Outcome::Unknown, format!("{error:?}")),
-            // D13: a batch that failed with 500 may be there in part, if it lay across a roll.
-            Called::Answered(Err(error @ ProduceError::Unavailable(_)), _) if records.len() > 1 => {
-                (Outcome::Unknown, format!("{error:?}"))
-            }
             Called::Answered(Err(error), _) => (Outcome::Refused, format!("{error:?}")),
         };
         world.ledger.borrow_mut().produce_answered(&records, rt::now(), outcome, &detail);

@@ -67,6 +67,8 @@ impl Shard {
 fn produce_error(error: AppendError) -> ProduceError {
     match error {
         AppendError::LogFailed(cause) => ProduceError::LogFailed(cause),
+        // A 503 promises that nothing will be delivered (D13).
+        error @ AppendError::StoredInPart(_) => ProduceError::LogFailed(error.to_string()),
         AppendError::Unavailable(cause) => ProduceError::Unavailable(cause),
         AppendError::MemoryExhausted => ProduceError::MemoryExhausted,
         // Sizes are checked before a record gets here; refusing without storing is right all the same.

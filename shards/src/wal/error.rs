@@ -9,8 +9,10 @@ use std::path::PathBuf;
 pub enum AppendError {
     /// `500`: the log is latched, by this write or an earlier one (E11). The records may be delivered all the same.
     LogFailed(String),
-    /// `500` or `503`: nothing of the append's last segment was written, and the log is not latched (E9).
+    /// `503`: no segment could be made; nothing was stored, and the log is not latched (E9).
     Unavailable(String),
+    /// `500`: as `Unavailable`, but the append began in the segment before, where its first records are stored (D13).
+    StoredInPart(String),
     /// `503`: staging memory cannot turn over (E22). Nothing was stored.
     MemoryExhausted,
     /// A record is larger than a segment or a chunk of staging memory. Nothing was stored.
@@ -21,6 +23,7 @@ impl fmt::Display for AppendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AppendError::LogFailed(cause) | AppendError::Unavailable(cause) => write!(f, "{cause}"),
+            AppendError::StoredInPart(cause) => write!(f, "the first records of the batch are stored, but {cause}"),
             AppendError::MemoryExhausted => {
                 write!(f, "WAL staging memory is used up by records whose commits do not finish")
             }

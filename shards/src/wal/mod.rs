@@ -171,7 +171,13 @@ impl Wal {
         }
         for _ in 0..TURNS_MAX {
             match self.inner.stage(records)? {
-                Some((seqs, outcome)) => return outcome.wait().await.map(|()| seqs),
+                Some((seqs, outcome, first)) => {
+                    return match outcome.wait().await {
+                        Ok(()) => Ok(seqs),
+                        Err(AppendError::Unavailable(cause)) if first.is_ok() => Err(AppendError::StoredInPart(cause)),
+                        Err(error) => Err(error),
+                    }
+                }
                 None => self.inner.progress.notified().await,
             }
         }
@@ -297,8 +303,8 @@ impl Wal {
 /// Told the cause when a write of this WAL latches it.
 type Listener = Rc<dyn Fn(&str)>;
 
-/// Sequence numbers of an append, and what will become of its last group.
-type StagedSeqs = (Range<u64>, Rc<Outcome>);
+/// Sequence numbers of an append, and what will become of its last group and of its first.
+type StagedSeqs = (Range<u64>, Rc<Outcome>, Rc<Outcome>);
 
 impl Inner {
     /// Stages an append; `None` when memory is short for the moment.
@@ -327,7 +333,7 @@ impl Inner {
             })
         });
         match staged {
-            Ok(Staged::Yes { seqs, outcome }) => {
+            Ok(Staged::Yes { seqs, outcome, first }) => {
                 state.last_append = rt::now();
                 self.wake_flusher.notify_one();
                 let wants_spare = state.staging.target_bytes() > self.segment_bytes / 2
@@ -339,7 +345,7 @@ impl Inner {
                 if wants_spare {
                     self.start_preparing();
                 }
-                Ok(Some((seqs, outcome)))
+                Ok(Some((seqs, outcome, first)))
             }
             Ok(Staged::NoRoomYet) => Ok(None),
             Err(error) => {

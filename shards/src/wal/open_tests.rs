@@ -400,3 +400,21 @@ fn a_rotten_record_fails_its_read_and_names_the_place() {
         assert_eq!(ids(&read.records), [4, 5]);
     });
 }
+
+#[test]
+fn d13_a_batch_whose_first_records_are_stored_is_not_answered_as_if_none_were() {
+    run(14, async {
+        let disk = SimDisk::new(14);
+        let wal = open(&disk, 64 << 10).await;
+        disk.set_capacity(Some(disk.used_bytes()));
+        append(&wal, 1..11, 5000).await.expect("fits the prepared segment");
+        let in_part = append(&wal, 11..16, 5000).await.expect_err("there is no room for all of it");
+        assert!(matches!(in_part, AppendError::StoredInPart(_)), "{in_part:?}");
+        let stored = ids(&from_disk(&wal, 1).await);
+        assert!(stored.len() > 10 && stored.len() < 15, "{stored:?}");
+        let refused = append(&wal, 20..25, 5000).await.expect_err("still no room");
+        assert!(matches!(refused, AppendError::Unavailable(_)), "{refused:?}");
+        assert_eq!(ids(&from_disk(&wal, 1).await), stored, "nothing of it");
+        assert_eq!(wal.failed(), None);
+    });
+}

@@ -30,6 +30,10 @@ impl Outcome {
         }
     }
 
+    pub fn is_ok(&self) -> bool {
+        matches!(&*self.0.borrow(), State::Known(Ok(())))
+    }
+
     pub fn wait(self: &Rc<Outcome>) -> Wait {
         Wait { outcome: self.clone(), place: None }
     }

@@ -133,7 +133,9 @@ pub(crate) struct Plan {
 pub(crate) enum Staged {
     Yes {
         seqs: Range<u64>,
+        /// Of the last record's group, and of the first one's: groups end in order.
         outcome: Rc<Outcome>,
+        first: Rc<Outcome>,
     },
     /// No memory now, but writes of our own are under way and will free some.
     NoRoomYet,
@@ -217,6 +219,7 @@ impl Staging {
             return if self.is_idle() { Err(AppendError::MemoryExhausted) } else { Ok(Staged::NoRoomYet) };
         }
         let first_seq = self.next_seq;
+        let mut first = None;
         for record in records {
             let padded = frame::padded_bytes(record).ok_or(AppendError::TooLarge)?;
             let placement = self.cursor.place(padded, segment_bytes);
@@ -232,9 +235,14 @@ impl Staging {
                 self.target = Some(segment);
             }
             self.put(record, padded);
+            if first.is_none() {
+                first = self.open.as_ref().map(|group| group.outcome.clone());
+            }
         }
         let open = self.open.as_ref().expect("the last record lies in the open group");
-        Ok(Staged::Yes { seqs: first_seq..self.next_seq, outcome: open.outcome.clone() })
+        let outcome = open.outcome.clone();
+        let first = first.unwrap_or_else(|| outcome.clone());
+        Ok(Staged::Yes { seqs: first_seq..self.next_seq, outcome, first })
     }
 
     fn put(&mut self, record: &NewWalRecord<'_>, padded: usize) {

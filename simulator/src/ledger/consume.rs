@@ -37,8 +37,8 @@ impl Ledger {
             // Handed out, lapsed, handed out to another who acked, and only then told: legal, if it took that long.
             Settled::Acked(_) => {}
             // The same, where the ack was not confirmed (D4: a lease runs from the reserve, however late it is told).
-            Settled::Maybe(since) if asked < since && told >= asked + visibility => {}
-            Settled::Maybe(_) => {
+            Settled::Maybe(since, _) if asked < since && told >= asked + visibility => {}
+            Settled::Maybe(..) => {
                 self.counts.acks_undone += 1;
                 copy.settled = Settled::No;
             }
@@ -161,7 +161,7 @@ impl Ledger {
             copy.leases.iter_mut().filter(|lease| lease.nonce == nonce).for_each(|lease| lease.endings += 1);
         }
         if mode == SettleMode::Ack && before == Settled::No {
-            copy.settled = Settled::Maybe(at);
+            copy.settled = Settled::Maybe(at, nonce);
         }
         before
     }
@@ -182,6 +182,8 @@ impl Ledger {
         let Some(visibility) = self.topics.get(&id.0).map(|topic| topic.visibility) else { return };
         let same_process = boot == self.boot;
         let Some(copy) = self.copies.get_mut(&id) else { return };
+        // Another ack that is under way is not taken back by the answer to this one (C20).
+        let unanswered = matches!(copy.settled, Settled::Maybe(_, by) if by == nonce);
         let newer = copy.leases.iter().find(|lease| lease.nonce == nonce).and_then(|own| {
             // A nack may itself be why there is a newer lease, unless that one was known before the nack was sent.
             let since = |told| mode == SettleMode::Ack || started >= told;
@@ -208,7 +210,7 @@ impl Ledger {
                 own.ended |= mode != SettleMode::Extend;
                 match mode {
                     // An answer that left just before a crash: the ack may have gone with it.
-                    SettleMode::Ack if !same_process => copy.settled = Settled::Maybe(at),
+                    SettleMode::Ack if !same_process => copy.settled = Settled::Maybe(at, nonce),
                     SettleMode::Ack => {
                         self.counts.acked += 1;
                         copy.settled = Settled::Acked(at);
@@ -223,19 +225,19 @@ impl Ledger {
                 if live && !deleted {
                     broken = Some((Rule::LiveLeaseRefused, "answered 410"));
                 }
-                if mode == SettleMode::Ack && before == Settled::No && matches!(copy.settled, Settled::Maybe(_)) {
+                if mode == SettleMode::Ack && before == Settled::No && unanswered {
                     copy.settled = Settled::No;
                 }
             }
             Some(SettleStatus::NotOwner | SettleStatus::OwnerDown) => {
                 own.endings -= u32::from(mode != SettleMode::Extend);
-                if mode == SettleMode::Ack && before == Settled::No && matches!(copy.settled, Settled::Maybe(_)) {
+                if mode == SettleMode::Ack && before == Settled::No && unanswered {
                     copy.settled = Settled::No;
                 }
             }
             Some(SettleStatus::Unanswered) | None => {
                 if mode == SettleMode::Ack && copy.settled == Settled::No {
-                    copy.settled = Settled::Maybe(at);
+                    copy.settled = Settled::Maybe(at, nonce);
                 }
             }
         }

@@ -136,8 +136,9 @@ struct Lease {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Settled {
     No,
-    /// An ack was sent then and not answered, or confirmed then and its effect may have been lost in a crash.
-    Maybe(Instant),
+    /// An ack by this lease was sent then and not answered, or confirmed then and its effect may have been lost in a
+    /// crash.
+    Maybe(Instant, u64),
     /// Confirmed then.
     Acked(Instant),
 }
@@ -283,7 +284,7 @@ impl Ledger {
                 End::PowerCut => copy.exposed || unsynced,
             };
             if taken {
-                copy.settled = Settled::Maybe(answered);
+                copy.settled = Settled::Maybe(answered, 0);
             }
             copy.exposed |= end == End::Killed && unsynced;
         }
