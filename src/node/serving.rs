@@ -68,17 +68,12 @@ async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
                 tracing::warn!(%error, "accepting a connection failed; the listener goes on");
             }
         });
-        let mut next = std::pin::pin!(next);
-        let stream = std::future::poll_fn(|cx| {
-            use std::future::Future;
-            if serving.stopping.get() {
-                return std::task::Poll::Ready(None);
-            }
-            next.as_mut().poll(cx).map(Some)
-        });
+        // Listening for a stop starts before looking: one that comes in between is heard.
         let stopped = serving.changed.notified();
-        let Some(stream) = either(stream, stopped).await else { return };
-        let Some(stream) = stream else { return };
+        if serving.stopping.get() {
+            return;
+        }
+        let Ok(stream) = rt::first_of(next, stopped).await else { return };
         let Ok(peer) = stream.peer_addr() else { continue };
         serving.open.set(serving.open.get() + 1);
         let serving = serving.clone();
@@ -91,20 +86,4 @@ async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
             }
         });
     }
-}
-
-/// The first future's value, or `None` when the second one is done first.
-async fn either<T>(
-    first: impl std::future::Future<Output = T>,
-    second: impl std::future::Future<Output = ()>,
-) -> Option<T> {
-    let mut first = std::pin::pin!(first);
-    let mut second = std::pin::pin!(second);
-    std::future::poll_fn(move |cx| {
-        if let std::task::Poll::Ready(value) = first.as_mut().poll(cx) {
-            return std::task::Poll::Ready(Some(value));
-        }
-        second.as_mut().poll(cx).map(|()| None)
-    })
-    .await
 }
