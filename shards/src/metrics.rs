@@ -60,6 +60,5 @@ pub struct RuntimeMetrics {
     pub idle_nanos: u64,
     pub ring_depth: u64,
     pub enter_nanos: u64,
-    pub staged_bytes: u64,
     pub connections: u64,
 }

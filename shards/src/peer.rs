@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::{ConsumeError, Delivery, MetaCommand, MetaReply, PartitionStats, ReadAt, Settle, SettleStatus};
-use crate::io::Slice;
+use crate::io::{AlignedBuf, Slice};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
 
 /// One record on its way to a partition: the key's bytes (if any) followed by the payload's, as they lie in the
@@ -28,6 +28,24 @@ impl Record {
 
     pub fn payload(&self) -> &[u8] {
         &self.body[self.key_bytes as usize..]
+    }
+}
+
+/// Moves the records' bodies into memory of their own: they no longer keep alive what they lay in (E20).
+pub(crate) fn copy_out<'a>(records: impl Iterator<Item = &'a mut Record> + 'a) {
+    let records: Vec<&mut Record> = records.collect();
+    let mut copy = AlignedBuf::zeroed(records.iter().map(|record| record.body.len()).sum());
+    let mut at = 0;
+    for record in &records {
+        copy[at..at + record.body.len()].copy_from_slice(&record.body);
+        at += record.body.len();
+    }
+    let copy = copy.freeze();
+    at = 0;
+    for record in records {
+        let bytes = record.body.len();
+        record.body = copy.slice(at..at + bytes);
+        at += bytes;
     }
 }
 

@@ -80,10 +80,15 @@ pub(crate) async fn batch<B: Broker>(
     let records = batch.records();
     match call.ctx.broker.produce_batch(topic, &records).await {
         Ok(()) => Ok(reply::json(StatusCode::ACCEPTED, format!("{{\"accepted\":{}}}", records.len()).into_bytes())),
-        Err(error) => Err(match refusal(error) {
-            (error, Some(index)) => error.of_message(index),
-            (error, None) => error,
-        }),
+        Err(error) => {
+            // A batch may span two segments: what a roll had synced before the next one could not be made stays (E9).
+            let in_part = records.len() > 1 && matches!(error, ProduceError::Unavailable(_));
+            Err(match refusal(error) {
+                (error, Some(index)) => error.of_message(index),
+                (error, None) if in_part => error.outcome_unknown(),
+                (error, None) => error,
+            })
+        }
     }
 }
 
@@ -110,7 +115,7 @@ fn refusal(error: ProduceError) -> (ApiError, Option<usize>) {
         }
         // E9: it heals by itself, so a client is asked to come back.
         ProduceError::Unavailable(cause) => {
-            tracing::warn!(op = "produce", err = %cause, "no room for the record now; nothing was stored");
+            tracing::warn!(op = "produce", err = %cause, "the ingress log cannot take records at the moment; produce answers 503 until it can");
             ApiError::unavailable("the ingress log cannot grow at the moment, retry").not_stored()
         }
         ProduceError::MemoryExhausted => ApiError::unavailable("memory budget exhausted, retry").not_stored(),

@@ -16,6 +16,7 @@ use narad_shards::meta::{Address, ShardId, TopicMeta};
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::{Carrier, Reply, Request, Take};
 use narad_shards::queue::Consumer;
+use narad_shards::rt;
 use narad_shards::shard::Shard;
 
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
@@ -46,13 +47,14 @@ impl NodeState {
 
 /// Figures of all shards that answer.
 async fn metrics_of(state: &NodeState, carrier: &dyn Carrier) -> Vec<ShardMetrics> {
-    let mut all = Vec::with_capacity(usize::from(state.shards));
-    for shard in 0..state.shards {
-        if let Ok(Reply::Metrics(metrics)) = carrier.call(Address::local(shard), Request::Metrics).await {
-            all.push(*metrics);
-        }
-    }
-    all
+    let asked = (0..state.shards).map(|shard| carrier.call(Address::local(shard), Request::Metrics)).collect();
+    let answered = rt::all(asked).await.into_iter();
+    answered
+        .filter_map(|answer| match answer {
+            Ok(Reply::Metrics(metrics)) => Some(*metrics),
+            _ => None,
+        })
+        .collect()
 }
 
 /// One shard's broker.
@@ -115,14 +117,17 @@ impl Broker for ShardBroker {
     }
 
     async fn stats<'a>(&'a self, topic: &'a TopicMeta) -> Vec<PartitionStats> {
-        let mut all = Vec::new();
-        for shard in 0..self.state.shards {
-            let request = Request::Stats { incarnation: topic.incarnation };
-            if let Ok(Reply::Stats(stats)) = self.shard.carrier().call(Address::local(shard), request).await {
-                all.extend(stats);
-            }
-        }
-        all
+        let request = || Request::Stats { incarnation: topic.incarnation };
+        let carrier = self.shard.carrier();
+        let asked = (0..self.state.shards).map(|shard| carrier.call(Address::local(shard), request())).collect();
+        let answered = rt::all(asked).await.into_iter();
+        answered
+            .filter_map(|answer| match answer {
+                Ok(Reply::Stats(stats)) => Some(stats),
+                _ => None,
+            })
+            .flatten()
+            .collect()
     }
 
     async fn change(&self, command: MetaCommand) -> MetaReply {

@@ -78,9 +78,7 @@ impl Install for InstallOnShards {
             let told: Vec<_> = (0..shards)
                 .map(|shard| carrier.call(Address::local(shard), Request::InstallSnapshot(snapshot.clone())))
                 .collect();
-            for answer in told {
-                let _ = answer.await; // a shard that is gone takes the process with it (E25)
-            }
+            drop(rt::all(told).await); // a shard that is gone takes the process with it (E25)
         })
     }
 }
@@ -119,7 +117,7 @@ async fn main(common: Arc<Common>, plan: ControlPlan, endpoint: Endpoint, handle
             None => std::future::pending().await,
         }
     };
-    match first_of(stop_signal, stopped).await {
+    match rt::first_of(stop_signal, stopped).await {
         Ok(_) => {}
         Err(stopped) => return Err(format!("metadata can no longer be stored: {}", stopped.0)),
     }
@@ -156,24 +154,5 @@ fn start_probes(
 /// Asks every shard and waits for all of them.
 async fn ask_all(carrier: &Rc<dyn Carrier>, shards: u16, request: impl Fn() -> Request) {
     let asked: Vec<_> = (0..shards).map(|shard| carrier.call(Address::local(shard), request())).collect();
-    for answer in asked {
-        let _ = answer.await; // a shard that has gone has nothing left to finish
-    }
-}
-
-/// Whichever is done first: `Ok` for the first future, `Err` for the second.
-async fn first_of<A, B>(
-    first: impl std::future::Future<Output = A>,
-    second: impl std::future::Future<Output = B>,
-) -> Result<A, B> {
-    use std::task::Poll;
-    let mut first = std::pin::pin!(first);
-    let mut second = std::pin::pin!(second);
-    std::future::poll_fn(move |cx| {
-        if let Poll::Ready(value) = first.as_mut().poll(cx) {
-            return Poll::Ready(Ok(value));
-        }
-        second.as_mut().poll(cx).map(Err)
-    })
-    .await
+    drop(rt::all(asked).await); // a shard that has gone has nothing left to finish
 }

@@ -61,17 +61,12 @@ async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
                 tracing::warn!(%error, "accepting a connection failed; the listener goes on");
             }
         });
-        let mut next = std::pin::pin!(next);
-        let stream = std::future::poll_fn(|cx| {
-            use std::future::Future;
-            if serving.stopping.get() {
-                return std::task::Poll::Ready(None);
-            }
-            next.as_mut().poll(cx).map(Some)
-        });
+        // Listening for a stop starts before looking: one that comes in between is heard.
         let stopped = serving.changed.notified();
-        let Some(stream) = either(stream, stopped).await else { return };
-        let Some(stream) = stream else { return };
+        if serving.stopping.get() {
+            return;
+        }
+        let Ok(stream) = rt::first_of(next, stopped).await else { return };
         // Beyond the cap a connection waits, it is not refused (http-api.md §1). A slot is taken only for somebody who
         // is there: one held ahead of the accept would be one that another shard's clients can never have.
         let slot = loop {
@@ -95,20 +90,4 @@ async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
             }
         });
     }
-}
-
-/// The first future's value, or `None` when the second one is done first.
-async fn either<T>(
-    first: impl std::future::Future<Output = T>,
-    second: impl std::future::Future<Output = ()>,
-) -> Option<T> {
-    let mut first = std::pin::pin!(first);
-    let mut second = std::pin::pin!(second);
-    std::future::poll_fn(move |cx| {
-        if let std::task::Poll::Ready(value) = first.as_mut().poll(cx) {
-            return std::task::Poll::Ready(Some(value));
-        }
-        second.as_mut().poll(cx).map(|()| None)
-    })
-    .await
 }

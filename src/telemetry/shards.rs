@@ -234,9 +234,8 @@ fn render_dispatch(page: &mut Exposition, shards: &[ShardMetrics]) {
     page.family("narad_dispatch_commits_total", Counter, "Commits sent, by outcome; hung ones are counted twice.");
     for shard in shards {
         let figures = &shard.dispatch;
-        let ok = figures.commits.saturating_sub(figures.commits_failed + figures.commits_refused);
         for (outcome, count) in [
-            ("ok", ok.saturating_sub(figures.commits_in_flight)),
+            ("ok", figures.commit_latency_us.len()),
             ("failed", figures.commits_failed),
             ("refused", figures.commits_refused),
             ("hung", figures.commits_hung),
@@ -291,7 +290,9 @@ fn render_runtime(page: &mut Exposition, shards: &[ShardMetrics]) {
     });
     family("narad_runtime_turns_total", Counter, "Turns of the event loop.", |s| s.runtime.turns as f64);
     family("narad_runtime_enters_total", Counter, "System calls into the ring.", |s| s.runtime.enters as f64);
-    family("narad_runtime_enter_seconds_total", Counter, "Time spent in them.", |s| s.runtime.enter_nanos as f64 / 1e9);
+    family("narad_runtime_enter_seconds_total", Counter, "Time spent in those that did not wait.", |s| {
+        s.runtime.enter_nanos as f64 / 1e9
+    });
     family("narad_consumers_parked", Gauge, "Consumes that wait on this shard.", |s| s.queue.parked as f64);
     family("narad_runtime_submissions_total", Counter, "Operations submitted to the ring.", |s| {
         s.runtime.submissions as f64
@@ -304,7 +305,7 @@ fn render_runtime(page: &mut Exposition, shards: &[ShardMetrics]) {
     });
     family("narad_runtime_ring_depth", Gauge, "Operations in flight on the ring.", |s| s.runtime.ring_depth as f64);
     family("narad_ingress_staged_bytes", Gauge, "Bytes in staging buffers of the ingress log.", |s| {
-        s.runtime.staged_bytes as f64
+        s.wal.staging_bytes as f64
     });
     family("narad_http_connections", Gauge, "Open client connections.", |s| s.runtime.connections as f64);
     let submit_help = "A system call that submitted and did not wait.";

@@ -7,12 +7,12 @@ use super::cache::{CachedFrame, Extent};
 use super::frame::{self, FrameCodec, FrameHead, FramePlan, FRAME_BYTES, HEAD_BYTES};
 use super::open::zero_out;
 use super::partition::{HwmFile, PartitionLog, Phase};
-use super::section::Held;
 use super::{hwm, Codec, LogLatencies};
 use crate::io::{Caching, File, Open, Slice, ALIGNMENT};
 use crate::metrics::histogram;
 use crate::peer::Record;
 use crate::rt;
+use crate::rt::sync::LockGuard;
 
 /// Bytes that may be copied and checked before other tasks get a turn: well under a millisecond.
 const TURN_BYTES: usize = 1 << 20;
@@ -67,7 +67,7 @@ impl PartitionLog {
     /// Commits the records of `runs`, in order, as one run of contiguous offsets; returns the first. On success they
     /// are durable, were read back from the device and checked, and are visible. Runs to its end in whatever task
     /// awaits it: the combiner's own.
-    pub(super) async fn append(&self, _held: &Held, runs: &[&[Record]]) -> Result<u64, AppendError> {
+    pub(super) async fn append(&self, _held: &LockGuard, runs: &[&[Record]]) -> Result<u64, AppendError> {
         let result = self.append_checked(runs).await;
         let mut state = self.inner.state.borrow_mut();
         match &result {

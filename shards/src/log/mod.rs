@@ -20,7 +20,6 @@ mod partition;
 mod read;
 mod recovery;
 mod scan;
-mod section;
 mod segment;
 mod shared;
 mod space;

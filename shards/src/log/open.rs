@@ -10,11 +10,11 @@ use std::rc::Rc;
 use super::frame::FrameHead;
 use super::partition::{Active, HwmFile, Inner, PartitionLog, Phase, Sealed, State};
 use super::recovery::{Progress, Recovery, Verdict};
-use super::section::Section;
 use super::segment::{self, SegmentHeader, SparseIndex, DATA_START, FIRST_STEP_BYTES};
 use super::shared::LogShared;
 use super::{hwm, LogMetrics, LogOptions};
 use crate::io::{AlignedBuf, Caching, Disk, Entry, File, Open, Slice, ALIGNMENT};
+use crate::rt::sync::Lock;
 use crate::rt::{self, Queue};
 
 const BLOCK: u64 = ALIGNMENT as u64;
@@ -156,7 +156,7 @@ impl PartitionLog {
                 options,
                 shared: shared.clone(),
                 id: shared.name_log(),
-                section: Section::default(),
+                section: Lock::default(),
                 state: RefCell::new(State {
                     phase: Phase::Open,
                     poison: None,

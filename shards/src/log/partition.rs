@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::section::{Held, Section};
 use super::segment::SparseIndex;
 use super::shared::LogShared;
 use super::space::Fill;
@@ -13,6 +12,7 @@ use super::{hwm, LogMetrics, LogOptions, LogRecord, ReadError};
 use crate::io::{Caching, Disk, File, Open, Slice};
 use crate::peer::LocalBoxFuture;
 use crate::queue::Records;
+use crate::rt::sync::{Lock, LockGuard};
 use crate::rt::{self, Queue};
 
 /// One partition's log, open. Cheap to clone; all clones are one log.
@@ -28,7 +28,8 @@ pub(super) struct Inner {
     pub shared: Rc<LogShared>,
     /// Name of this log in the shared cache.
     pub id: u64,
-    pub section: Section,
+    /// The commit section: commits, rolls and the close take turns, in order of arrival (S82).
+    pub section: Lock,
     pub state: RefCell<State>,
 }
 
@@ -320,7 +321,7 @@ impl PartitionLog {
         cause
     }
 
-    pub(super) async fn enter(&self) -> Held {
+    pub(super) async fn enter(&self) -> LockGuard {
         self.inner.section.enter().await
     }
 }

@@ -57,6 +57,13 @@ struct Doubt {
     mark_before: u64,
 }
 
+impl Doubt {
+    /// The offsets that are lost in the hole; none when its bytes held no record.
+    fn gap(&self) -> Option<(u64, u64)> {
+        (self.hole.expected < self.resumes).then_some((self.hole.expected, self.resumes))
+    }
+}
+
 /// The scan of one segment, frame by frame.
 pub struct Recovery {
     scanner: Scanner,
@@ -126,7 +133,7 @@ impl Recovery {
             index: std::mem::take(&mut self.index),
             first_ms: self.first_ms,
             last_ms: self.last_ms,
-            gaps: self.doubts[..proven].iter().map(|doubt| (doubt.hole.expected, doubt.resumes)).collect(),
+            gaps: self.doubts[..proven].iter().filter_map(Doubt::gap).collect(),
             ..Verdict::default()
         };
         if let Some(torn) = self.doubts.get(proven) {
@@ -136,7 +143,8 @@ impl Recovery {
             verdict.frames_cut = self.frames - torn.frames_before;
             verdict.index.cut(torn.hole.expected);
             let still_proven = torn.mark_before.max(self.known_synced);
-            verdict.proof_cut = verdict.gaps.iter().any(|(start, _)| *start >= still_proven);
+            // Also where no offset is lost: without its proof the hole would be taken for a tear.
+            verdict.proof_cut = self.doubts[..proven].iter().any(|doubt| doubt.hole.expected >= still_proven);
             verdict.last_ms = torn.last_ms_before;
             verdict.first_ms = verdict.first_ms.filter(|_| torn.frames_before > 0);
         }

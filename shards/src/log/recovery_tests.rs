@@ -56,6 +56,25 @@ fn run(script: &str) -> String {
     describe(&recover(&built.bytes, built.generation, 0, synced), &built)
 }
 
+/// Bytes between two frames that held no record lose none: they are passed over, and are no damage to report.
+#[test]
+fn a_hole_without_records_is_no_gap() {
+    let mut built = Built::new(0, 64 << 10);
+    built.commit(&[("a", vec![numbered(0, 300)])]);
+    built.bytes[built.data_end..built.data_end + 64].fill(0x7f);
+    built.data_end += 64;
+    built.commit(&[("b", vec![numbered(1, 300)])]);
+    built.commit(&[("c", vec![numbered(2, 300)])]);
+    let verdict = recover(&built.bytes, built.generation, 0, 0);
+    assert_eq!((verdict.next_offset, &verdict.gaps[..], verdict.cut), (3, &[][..], None));
+    // What proves that "b" was synced goes with a torn "c": the tail must be noted before the cut.
+    let (at, length, _) = built.frame("c");
+    built.bytes.copy_within(at..at + length, at + 64);
+    built.bytes[at..at + 64].fill(0x7f);
+    let verdict = recover(&built.bytes, built.generation, 0, 0);
+    assert_eq!((verdict.next_offset, &verdict.gaps[..], verdict.proof_cut), (2, &[][..], true));
+}
+
 fn describe(verdict: &Verdict, built: &Built) -> String {
     let behind = built.frames.iter().filter(|frame| (frame.1 as u64) < verdict.data_end).count();
     let mut text = format!("next {}, {behind} frames", verdict.next_offset);

@@ -7,9 +7,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::cache::FrameCache;
-use super::section::Section;
 use crate::io::{AlignedBuf, Slice};
 use crate::rt;
+use crate::rt::sync::Lock;
 
 /// Zero-filling takes at most this much of the device, all logs together (dependencies.md 4.3).
 const FILL_BYTES_PER_SECOND: u64 = 100 << 20;
@@ -24,7 +24,7 @@ pub struct LogShared {
     compressor: RefCell<Option<zstd::bulk::Compressor<'static>>>,
     next_log: Cell<u64>,
     fill_after: Cell<rt::Instant>,
-    opening: RefCell<BTreeMap<PathBuf, Section>>,
+    opening: RefCell<BTreeMap<PathBuf, Lock>>,
 }
 
 impl LogShared {
@@ -47,7 +47,7 @@ impl LogShared {
     }
 
     /// The turn of a directory: one open at a time works on it, even if its caller has given up.
-    pub(super) fn turn_of(&self, dir: &Path) -> Section {
+    pub(super) fn turn_of(&self, dir: &Path) -> Lock {
         let mut opening = self.opening.borrow_mut();
         opening.retain(|_, turn| turn.in_use());
         opening.entry(dir.to_owned()).or_default().clone()

@@ -1,10 +1,7 @@
 //! What a client's request asks of the queues, on the shard that the client reached.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 use super::held::Held;
@@ -75,7 +72,7 @@ impl Consumer {
             calls.push((indices, call));
         }
         let (indices, calls): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
-        for (indices, reply) in indices.iter().zip(all(calls).await) {
+        for (indices, reply) in indices.iter().zip(rt::all(calls).await) {
             let settled = match reply {
                 Ok(Reply::Settled(settled)) if settled.len() == indices.len() => settled,
                 _ => vec![SettleStatus::Unanswered; indices.len()],
@@ -277,7 +274,7 @@ impl Place {
         mut call: LocalBoxFuture<'static, Result<Reply, Lost>>,
         served: Sender<Result<Held, ConsumeError>>,
     ) {
-        let mut answered = first(&mut call, self.leave.notified()).await;
+        let mut answered = rt::first_of(&mut call, self.leave.notified()).await.ok();
         while answered.is_none() {
             self.queues.send(self.at, (self.unpark)());
             // Said again in case it overtook the park itself and was ignored.
@@ -292,33 +289,4 @@ impl Place {
 
 fn fill_in(statuses: &mut [SettleStatus], indices: &[usize], settled: Vec<SettleStatus>) {
     indices.iter().zip(settled).for_each(|(index, status)| statuses[*index] = status);
-}
-
-/// The value of `wanted`, or `None` as soon as `other` is done first.
-async fn first<T>(wanted: &mut LocalBoxFuture<'static, T>, other: impl Future<Output = ()>) -> Option<T> {
-    let mut other = pin!(other);
-    std::future::poll_fn(move |cx| {
-        if let Poll::Ready(value) = wanted.as_mut().poll(cx) {
-            return Poll::Ready(Some(value));
-        }
-        other.as_mut().poll(cx).map(|()| None)
-    })
-    .await
-}
-
-/// Runs all futures at once; results in their order.
-async fn all<T>(mut futures: Vec<LocalBoxFuture<'static, T>>) -> Vec<T> {
-    let mut results: Vec<Option<T>> = futures.iter().map(|_| None).collect();
-    std::future::poll_fn(|cx| {
-        for (future, result) in futures.iter_mut().zip(&mut results).filter(|(_, result)| result.is_none()) {
-            if let Poll::Ready(value) = future.as_mut().poll(cx) {
-                *result = Some(value);
-            }
-        }
-        match results.iter().all(Option::is_some) {
-            true => Poll::Ready(results.iter_mut().filter_map(Option::take).collect()),
-            false => Poll::Pending,
-        }
-    })
-    .await
 }

@@ -208,7 +208,7 @@ fn encode_acked(body: &mut [u8], frontier: u64, acked: &[Range]) -> (u16, usize)
 
 /// The part of a range that a bitmap can name.
 fn clipped(range: &Range, frontier: u64) -> Option<Range> {
-    let end = range.end.min(frontier + 1 + BITMAP_SPAN);
+    let end = range.end.min(frontier.saturating_add(1 + BITMAP_SPAN));
     (range.start < end).then_some(Range { start: range.start, end })
 }
 

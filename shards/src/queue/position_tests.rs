@@ -25,6 +25,15 @@ fn g3_the_sum_of_both_caps_fits_one_slot() {
 }
 
 #[test]
+fn a_position_at_the_last_offsets_is_written_like_any_other() {
+    let acked = [Range { start: u64::MAX - 3, end: u64::MAX - 2 }, Range { start: u64::MAX - 1, end: u64::MAX }];
+    let mut slot = vec![0; SLOT_BYTES];
+    encode_slot(&mut slot, Incarnation(7), 1, u64::MAX - 5, &acked);
+    let found = decode_slot(&slot, Incarnation(7)).expect("whole");
+    assert_eq!(found.position, Position { frontier: u64::MAX - 5, acked: acked.to_vec() });
+}
+
+#[test]
 fn c74_a_set_too_large_keeps_its_lowest_offsets() {
     let scattered: Vec<Range> = (0..40_000).map(|i| Range { start: 10 + 3 * i, end: 11 + 3 * i }).collect();
     let kept = decoded(5, &scattered).acked;

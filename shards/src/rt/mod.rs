@@ -9,6 +9,7 @@ mod ring_pool;
 mod ring_task;
 #[cfg(test)]
 pub(crate) mod ring_tests;
+mod several;
 pub mod sim;
 mod sleep;
 pub mod sync;
@@ -25,6 +26,7 @@ use std::time::Duration;
 
 use crate::spsc::Doorbell;
 
+pub use several::{all, first_of};
 pub use sleep::{sleep, sleep_until, timeout, yield_now, Elapsed, Sleep};
 
 pub(crate) type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;

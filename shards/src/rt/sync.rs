@@ -190,6 +190,11 @@ pub struct LockGuard {
 }
 
 impl Lock {
+    /// Whether anybody holds it, waits for it, or has another clone of it.
+    pub fn in_use(&self) -> bool {
+        Rc::strong_count(&self.state) > 1
+    }
+
     pub async fn enter(&self) -> LockGuard {
         let waiting = {
             let mut state = self.state.borrow_mut();
@@ -223,5 +228,62 @@ impl Drop for LockGuard {
                 Err(mut guard) => guard.state = None,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rt::{self, sim, Queue};
+    use std::cell::Cell;
+    use std::time::Duration;
+
+    #[test]
+    fn a_lock_is_exclusive_and_handed_over_in_order() {
+        for seed in 0..20 {
+            sim::run(seed, async {
+                let lock = Lock::default();
+                let inside: Rc<Cell<bool>> = Rc::default();
+                let order: Rc<RefCell<Vec<u32>>> = Rc::default();
+                let first = lock.enter().await;
+                let mut tasks = Vec::new();
+                for name in 0..5 {
+                    let (lock, inside, order) = (lock.clone(), inside.clone(), order.clone());
+                    tasks.push(rt::spawn(Queue::Foreground, async move {
+                        let _held = lock.enter().await;
+                        assert!(!inside.replace(true));
+                        rt::sleep(Duration::from_millis(1)).await;
+                        inside.set(false);
+                        order.borrow_mut().push(name);
+                    }));
+                    rt::sleep(Duration::from_millis(1)).await;
+                }
+                drop(first);
+                for task in tasks {
+                    task.await;
+                }
+                assert_eq!(*order.borrow(), [0, 1, 2, 3, 4]);
+            });
+        }
+    }
+
+    #[test]
+    fn a_waiter_that_gave_up_does_not_keep_the_lock() {
+        sim::run(1, async {
+            let lock = Lock::default();
+            let held = lock.enter().await;
+            let gave_up = rt::timeout(Duration::from_millis(1), lock.enter()).await;
+            assert!(gave_up.is_err());
+            drop(held);
+            drop(lock.enter().await);
+            // Handed over, but dropped before it was polled again.
+            let held = lock.enter().await;
+            let mut waiting = Box::pin(lock.enter());
+            let polled = rt::timeout(Duration::ZERO, &mut waiting).await;
+            assert!(polled.is_err());
+            drop(held);
+            drop(waiting);
+            drop(lock.enter().await);
+        });
     }
 }

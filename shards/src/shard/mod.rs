@@ -179,7 +179,7 @@ impl Shard {
         self.inner.wal.failed()
     }
 
-    /// First sequence number that is not durable, the dispatcher's checkpoint, and the one on disk's account.
+    /// This shard's own WAL, for those who look at it from outside: tests, the simulator, figures.
     pub fn wal(&self) -> &Wal {
         &self.inner.wal
     }

@@ -9,8 +9,8 @@ use super::recovery::{Depth, Step, Walk, Window};
 use super::segment::Segment;
 use super::{Inner, Wal, WalRecord};
 use crate::dispatch::{ReadBack, ReadLimit, Source};
-use crate::io::{AlignedBuf, Slice};
-use crate::peer::{LocalBoxFuture, Record};
+use crate::io::Slice;
+use crate::peer::{copy_out, LocalBoxFuture, Record};
 use crate::rt::sync::Notify;
 
 const READ_BYTES_MIN: u64 = 256 << 10;
@@ -216,20 +216,7 @@ fn unpin(records: &mut [WalRecord], piece_bytes: usize) {
     if bytes == 0 || bytes * 4 >= piece_bytes {
         return;
     }
-    let mut memory = AlignedBuf::zeroed(bytes);
-    let mut at = 0;
-    for record in records.iter() {
-        let body = &record.record.body;
-        memory[at..at + body.len()].copy_from_slice(body);
-        at += body.len();
-    }
-    let memory = memory.freeze();
-    let mut at = 0;
-    for record in records {
-        let bytes = record.record.body.len();
-        record.record.body = memory.slice(at..at + bytes);
-        at += bytes;
-    }
+    copy_out(records.iter_mut().map(|record| &mut record.record));
 }
 
 fn unreadable(segment: &Segment, walk: &Walk) -> io::Error {

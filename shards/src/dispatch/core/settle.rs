@@ -7,8 +7,7 @@ use super::action::{Action, CommitId, Report};
 use super::lane::{Failing, Flight, LaneId, Ready};
 use super::marks::Mark;
 use super::{Core, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, PROBES_MAX, PROBE_BUDGET, REROUTE_AFTER, RETRY_AFTER};
-use crate::io::AlignedBuf;
-use crate::peer::{CommitBatch, CommitError, Committed, Record};
+use crate::peer::{copy_out, CommitBatch, CommitError, Committed};
 
 impl Core {
     // Sending.
@@ -83,7 +82,8 @@ impl Core {
             lane.queue = Default::default(); // a burst's memory is not kept for every partition that ever had one
         }
         if staged && self.pressed {
-            copy_out(&mut records);
+            // A commit that hangs would pin staging memory for as long as its owner likes.
+            copy_out(records.iter_mut());
         }
         let (Some(mut first), Some(address), Some(destination)) = (first, lane.address, lane.destination()) else {
             return self.refresh(id);
@@ -361,23 +361,6 @@ impl Core {
         if stored && idle && self.lanes[id].failing.is_some() {
             self.recover(id);
         }
-    }
-}
-
-/// Moves records out of staging memory, which a commit that hangs would pin for as long as its owner likes (E20).
-fn copy_out(records: &mut [Record]) {
-    let mut copy = AlignedBuf::zeroed(records.iter().map(|record| record.body.len()).sum());
-    let mut at = 0;
-    for record in records.iter() {
-        copy[at..at + record.body.len()].copy_from_slice(&record.body);
-        at += record.body.len();
-    }
-    let copy = copy.freeze();
-    at = 0;
-    for record in records {
-        let bytes = record.body.len();
-        record.body = copy.slice(at..at + bytes);
-        at += bytes;
     }
 }
 
