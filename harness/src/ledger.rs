@@ -29,7 +29,8 @@ struct Produce {
 #[derive(Clone, Debug)]
 struct Copy {
     place: (u32, u64),
-    deliveries: Vec<Instant>,
+    /// When each delivery was asked for, and when it arrived: its lease began in between.
+    deliveries: Vec<(Instant, Instant)>,
     acked: Option<Instant>,
     /// The round in which this copy was first seen.
     round: u32,
@@ -127,7 +128,7 @@ impl Ledger {
         let produce =
             self.produces.entry(id).or_insert(Produce { outcome: Outcome::Unknown, round, copies: Vec::new() });
         let Some(copy) = produce.copies.iter_mut().find(|copy| copy.place == place) else {
-            produce.copies.push(Copy { place, deliveries: vec![arrived], acked: None, round });
+            produce.copies.push(Copy { place, deliveries: vec![(asked, arrived)], acked: None, round });
             return;
         };
         if let Some(acked) = copy.acked {
@@ -140,15 +141,17 @@ impl Ledger {
                     place.0, place.1
                 ));
             }
-        } else if let Some(last) = copy.deliveries.last() {
-            let lapsed = arrived.duration_since(*last) + Duration::from_millis(50)
+        } else if let Some((last_asked, last_arrived)) = copy.deliveries.last() {
+            // An answer may lie in the socket while its broker is killed, or its lease lapses: what counts is when
+            // the lease can have begun at the earliest.
+            let lapsed = arrived.duration_since(*last_asked) + Duration::from_millis(50)
                 >= Duration::from_millis(windows.visibility_ms);
-            let given_back = last_release.is_some_and(|released| released >= *last);
-            if !lapsed && !given_back && !killed_since(*last) && asked > *last {
+            let given_back = last_release.is_some_and(|released| released >= *last_arrived);
+            if !lapsed && !given_back && !killed_since(*last_asked) && asked > *last_arrived {
                 self.violations.push(format!("message {id:x} p{} @{}: leased twice at once", place.0, place.1));
             }
         }
-        copy.deliveries.push(arrived);
+        copy.deliveries.push((asked, arrived));
     }
 
     pub fn acked(&mut self, data: &[u8], place: (u32, u64), at: Instant) {
@@ -160,13 +163,9 @@ impl Ledger {
         }
     }
 
-    /// Messages that were accepted and have not come back yet.
-    pub fn missing(&self) -> Vec<u64> {
-        self.produces
-            .iter()
-            .filter(|(_, p)| p.outcome == Outcome::Accepted && p.copies.is_empty())
-            .map(|(id, _)| *id)
-            .collect()
+    /// Number of messages that were accepted and have not come back yet.
+    pub fn missing_count(&self) -> usize {
+        self.produces.values().filter(|p| p.outcome == Outcome::Accepted && p.copies.is_empty()).count()
     }
 
     /// Judges the run; findings are appended to `violations`. To be called once everything is at rest.

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ use narad_harness::random::Random;
 
 const TOPIC: &str = "crash-loop";
 const VISIBILITY_MS: u64 = 4_000;
+/// Producers wait while more messages than this have not come back: consumers that never catch up prove little.
+const OWED_MAX: usize = 20_000;
 /// D16 allows about one write tick (100 ms); the rest is scheduling on a busy machine.
 const WINDOWS: Windows = Windows { acks_before_kill_ms: 400, visibility_ms: VISIBILITY_MS };
 
@@ -51,6 +53,8 @@ struct Run {
     round: AtomicU32,
     next_id: AtomicU64,
     producing: AtomicBool,
+    /// Messages accepted and not yet delivered, looked at between two kills.
+    owed: AtomicUsize,
     consuming: AtomicBool,
 }
 
@@ -95,6 +99,10 @@ fn produce(run: &Run, mut random: Random) {
             client = Some((address, Client::new(address)));
         }
         let Some((_, client)) = client.as_mut() else { continue };
+        if run.owed.load(Ordering::Relaxed) > OWED_MAX {
+            thread::sleep(Duration::from_millis(5));
+            continue;
+        }
         let round = run.round.load(Ordering::Relaxed);
         let count = if random.range(0, 3) == 0 { random.range(2, 60) } else { 1 };
         let first = run.next_id.fetch_add(count, Ordering::Relaxed);
@@ -258,7 +266,9 @@ fn rounds(arguments: &Arguments, run: &Arc<Run>, data: &std::path::Path, random:
         thread::sleep(Duration::from_millis(random.range(20, arguments.round_ms_max)));
         run.set_address(None);
         broker.kill()?;
-        run.ledger().killed(Instant::now());
+        let mut ledger = run.ledger();
+        ledger.killed(Instant::now());
+        run.owed.store(ledger.missing_count(), Ordering::Relaxed);
     }
     for worker in spawned {
         if worker.join().is_err() {
@@ -268,11 +278,19 @@ fn rounds(arguments: &Arguments, run: &Arc<Run>, data: &std::path::Path, random:
     Ok(())
 }
 
-/// Waits until every accepted message has come back, and a visibility timeout more for what was leased.
+/// Waits until every accepted message has come back, or for 30 s none has; and a visibility timeout more for what was
+/// leased.
 fn drain(run: &Run) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !run.ledger().missing().is_empty() && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(100));
+    let (mut fewest, mut since) = (usize::MAX, Instant::now());
+    while since.elapsed() < Duration::from_secs(30) {
+        let missing = run.ledger().missing_count();
+        if missing == 0 {
+            break;
+        }
+        if missing < fewest {
+            (fewest, since) = (missing, Instant::now());
+        }
+        thread::sleep(Duration::from_millis(200));
     }
     thread::sleep(Duration::from_millis(2 * VISIBILITY_MS + 1_000));
 }
@@ -298,6 +316,7 @@ fn main() -> ExitCode {
         round: AtomicU32::new(0),
         next_id: AtomicU64::new(1),
         producing: AtomicBool::new(true),
+        owed: AtomicUsize::new(0),
         consuming: AtomicBool::new(true),
     });
     let finished =
