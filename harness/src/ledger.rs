@@ -48,6 +48,7 @@ pub struct Ledger {
     produces: BTreeMap<u64, Produce>,
     kills: Vec<Instant>,
     released: BTreeMap<(u32, u64), Instant>,
+    acked_again: u64,
     pub violations: Vec<String>,
 }
 
@@ -133,11 +134,16 @@ impl Ledger {
         };
         if let Some(acked) = copy.acked {
             let window = Duration::from_millis(windows.acks_before_kill_ms);
-            if self.kills.iter().any(|kill| acked + window >= *kill && *kill <= arrived && acked <= *kill + window) {
+            let kill = self.kills.iter().filter(|kill| **kill <= arrived && acked <= **kill + window).min().copied();
+            if kill.is_some_and(|kill| acked + window >= kill) {
                 copy.acked = None;
+                self.acked_again += 1;
             } else {
+                let when = kill.map_or("with no kill since".to_owned(), |kill| {
+                    format!("which came {} ms before the next kill", kill.duration_since(acked).as_millis())
+                });
                 self.violations.push(format!(
-                    "message {id:x} p{} @{}: delivered again after its ack was confirmed",
+                    "message {id:x} p{} @{}: delivered again after its confirmed ack, {when}",
                     place.0, place.1
                 ));
             }
@@ -170,7 +176,7 @@ impl Ledger {
 
     /// Judges the run; findings are appended to `violations`. To be called once everything is at rest.
     pub fn judge(&mut self) -> Verdict {
-        let mut verdict = Verdict::default();
+        let mut verdict = Verdict { acked_again_explained: self.acked_again, ..Verdict::default() };
         for (id, produce) in &self.produces {
             match produce.outcome {
                 Outcome::Accepted => verdict.accepted += 1,
