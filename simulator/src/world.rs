@@ -11,7 +11,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use narad_shards::api::{MetaReply, NewTopic};
-use narad_shards::io::sim::{Incident, SimDisk};
+use narad_shards::io::sim::{Incident, Op, SimDisk};
 use narad_shards::meta::{Incarnation, ShardId};
 use narad_shards::rt::sim::{NodeTag, Rng, Sim};
 use narad_shards::rt::sync::{oneshot, Receiver};
@@ -377,12 +377,18 @@ impl World {
     }
 }
 
-/// E33: whether a fault took a record whose produce started then. A lie takes what it covered, at a later power cut.
+/// E33: whether a fault took a record whose produce started then. A lie takes what it covered, at the next power cut:
+/// what was there by then, and, where it was about a name, a header or all of a file, what came into that file later.
 fn explains(incidents: &[(Instant, Incident)], started: Instant, cuts: &[Instant]) -> bool {
     incidents.iter().any(|(at, incident)| match incident {
         Incident::Rotted { .. } => true,
-        Incident::Skipped { .. } => *at >= started,
-        Incident::Lied { .. } | Incident::Dropped { .. } => *at >= started && cuts.iter().any(|cut| cut >= at),
+        Incident::Skipped { offset, .. } => *at >= started || *offset == 0,
+        Incident::Dropped { .. } => *at >= started && cuts.iter().any(|cut| cut >= at),
+        Incident::Lied { op, offset, .. } => {
+            let beneath = matches!(op, Op::SyncDir | Op::SyncData) || *offset == 0;
+            let cut = cuts.iter().find(|cut| *cut >= at);
+            cut.is_some_and(|cut| *at >= started || (beneath && started <= *cut))
+        }
     })
 }
 
