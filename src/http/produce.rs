@@ -80,15 +80,10 @@ pub(crate) async fn batch<B: Broker>(
     let records = batch.records();
     match call.ctx.broker.produce_batch(topic, &records).await {
         Ok(()) => Ok(reply::json(StatusCode::ACCEPTED, format!("{{\"accepted\":{}}}", records.len()).into_bytes())),
-        Err(error) => {
-            // A batch may span two segments: what a roll had synced before the next one could not be made stays (E9).
-            let in_part = records.len() > 1 && matches!(error, ProduceError::Unavailable(_));
-            Err(match refusal(error) {
-                (error, Some(index)) => error.of_message(index),
-                (error, None) if in_part => error.outcome_unknown(),
-                (error, None) => error,
-            })
-        }
+        Err(error) => Err(match refusal(error) {
+            (error, Some(index)) => error.of_message(index),
+            (error, None) => error,
+        }),
     }
 }
 

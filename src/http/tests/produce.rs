@@ -85,17 +85,6 @@ fn e22_e9_what_the_log_cannot_take() {
     });
 }
 
-/// A batch may span two WAL segments: the first may be on disk when the second cannot be made.
-#[test]
-fn e9_the_outcome_of_a_batch_that_found_no_segment_is_unknown() {
-    run(|world| async move {
-        world.broker().produce_error.replace(Some(ProduceError::Unavailable("ENOSPC".to_owned())));
-        let answer = world.ask("POST", BATCH, JSON, b"{\"messages\":[{\"payload\":1},{\"payload\":2}]}").await;
-        answer.expect(503, &error("the ingress log cannot grow at the moment, retry"));
-        assert_eq!(answer.header("x-narad-outcome"), Some("unknown"));
-    });
-}
-
 #[test]
 fn n41_a_declared_tebibyte_is_refused_at_once() {
     run(|world| async move {
