@@ -35,7 +35,8 @@ impl ListenAddress {
     }
 }
 
-/// Does this host reach no further than this machine? A name is resolved; one that does not resolve does not.
+/// Does this host reach no further than this machine? A name is resolved; of those that do not resolve only
+/// `localhost` is known to (RFC 6761; a bare system may have no `/etc/hosts`).
 pub(super) fn is_loopback(host: &str) -> bool {
     match host.parse::<IpAddr>() {
         Ok(ip) => ip.is_loopback(),
@@ -45,7 +46,7 @@ pub(super) fn is_loopback(host: &str) -> bool {
                 let found: Vec<SocketAddr> = found.collect();
                 !found.is_empty() && found.iter().all(|address| address.ip().is_loopback())
             }
-            Err(_) => false,
+            Err(_) => host.eq_ignore_ascii_case("localhost"),
         },
     }
 }
