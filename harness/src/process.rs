@@ -92,7 +92,8 @@ impl Broker {
     }
 
     pub fn signal(&self, signal: i32) -> io::Result<()> {
-        let status = Command::new("kill").arg(format!("-{signal}")).arg(self.pid().to_string()).status()?;
+        // The shell's own `kill`: a bare Debian has no program of that name.
+        let status = Command::new("sh").arg("-c").arg(format!("kill -{signal} {}", self.pid())).status()?;
         if status.success() {
             Ok(())
         } else {
