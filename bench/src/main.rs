@@ -5,6 +5,7 @@ mod device;
 mod fairness;
 mod flow;
 mod http;
+mod load;
 mod log;
 mod produce;
 mod recover;
