@@ -1,5 +1,7 @@
 //! From results to what people and programs read.
 
+pub mod stats;
+
 use crate::run::{Failure, Run};
 use crate::Common;
 
