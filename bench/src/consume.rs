@@ -79,7 +79,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     add(&mut run, &name, tally, &Client::consumed(&driven.protocols), timing.end());
     let messages = tally.messages as f64;
     run.figure(format!("{name}.load_cpu_per_message"), tally.cpu.as_nanos() as f64 / messages, "ns", Better::Neither);
-    cost::report(&mut run, &name, &before, &after, messages, load.payload_bytes);
+    after.since(&before).add_to(&mut run, &name, messages, load.payload_bytes);
     if let Some(note) = ran_dry(tally) {
         run.notes.push(note);
     }
@@ -115,7 +115,10 @@ pub fn add(run: &mut Run, name: &str, tally: &Tally, seen: &Consumed, end: Nanos
 pub fn ran_dry(tally: &Tally) -> Option<String> {
     let share = tally.empty as f64 / (tally.empty + tally.operations).max(1) as f64;
     (share > 0.01).then(|| {
-        format!("{:.0} % of the consumes found nothing: the backlog ran dry; fill it with more (--prefill)", share * 100.0)
+        format!(
+            "{:.0} % of the consumes found nothing: the backlog ran dry; fill it with more (--prefill)",
+            share * 100.0
+        )
     })
 }
 
@@ -147,7 +150,10 @@ pub fn prefill(site: &Site, load: &LoadOptions, topic: &str, messages: u64) -> R
     let tally = &driven.tallies[0];
     if tally.messages < messages {
         let why = tally.troubles().unwrap_or_else(|| format!("it took longer than {} s", PREFILL_PATIENCE.as_secs()));
-        return Err(Failure(format!("topic {topic}: {} of {messages} messages could be produced: {why}", tally.messages)));
+        return Err(Failure(format!(
+            "topic {topic}: {} of {messages} messages could be produced: {why}",
+            tally.messages
+        )));
     }
     site.admin.wait_committed(topic, committed + messages, PREFILL_PATIENCE)
 }

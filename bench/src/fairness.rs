@@ -9,8 +9,9 @@ use crate::consume::{consumers, prefill, ran_dry};
 use crate::load::narad::{Budget, Client, Consume, Produce, Wire, CONSUME_BATCH_MAX};
 use crate::load::options::{load_options, LoadOptions, Site};
 use crate::load::payload::Payloads;
-use crate::load::threads::{drive, Edge};
-use crate::load::{cost, Group, Pace, Tally, Timing, Until};
+use crate::load::threads::drive;
+use crate::load::{Group, Pace, Tally, Timing, Until};
+use crate::report::stats::Spread;
 use crate::run::{Better, Failure, Run};
 use crate::Common;
 
@@ -60,7 +61,6 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     run.set("rounds", rounds);
     run.set("prefill", options.prefill);
 
-    let (mut before, mut after) = (cost::Sample::default(), cost::Sample::default());
     let (mut alone, mut beside) = (Tally::new("alone"), Tally::new("beside produce"));
     let mut produced = Tally::new("produce");
     let (mut rates_alone, mut rates_beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
@@ -70,12 +70,13 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
         for overdriven in [false, true] {
             prefill(&site, &load, &load.topic, options.prefill.saturating_sub(backlog))?;
             backlog = options.prefill.max(backlog);
-            let title = format!("fairness, round {} of {rounds}, {}", round + 1, if overdriven { "overdriven" } else { "alone" });
+            let title = format!(
+                "fairness, round {} of {rounds}, {}",
+                round + 1,
+                if overdriven { "overdriven" } else { "alone" }
+            );
             let producers = if overdriven { options.producers } else { 0 };
-            let done = measure(&site, &load, producers, phase, title, &mut |edge| match edge {
-                Edge::Start => before = site.probe.sample(),
-                Edge::End => after = site.probe.sample(),
-            })?;
+            let done = measure(&site, &load, producers, phase, title)?;
             let consumed = &done.consumed;
             backlog = backlog.saturating_sub(consumed.messages + consumed.messages_after);
             pair.push(done.rate_per_s);
@@ -93,14 +94,13 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     }
 
     let seconds = phase.as_secs_f64() * f64::from(rounds);
-    run.figure("fairness.ratio", median(&mut ratios), "ratio", Better::Higher);
-    run.figure("fairness.alone.rate", median(&mut rates_alone), "1/s", Better::Higher);
-    run.figure("fairness.beside.rate", median(&mut rates_beside), "1/s", Better::Higher);
+    run.figure("fairness.ratio", Spread::of(&ratios).median, "ratio", Better::Higher);
+    run.figure("fairness.alone.rate", Spread::of(&rates_alone).median, "1/s", Better::Higher);
+    run.figure("fairness.beside.rate", Spread::of(&rates_beside).median, "1/s", Better::Higher);
     run.figure("fairness.produce.rate", produced.messages as f64 / seconds, "1/s", Better::Neither);
     run.latency("fairness.alone", alone.latency.clone(), Vec::new());
     run.latency("fairness.beside", beside.latency.clone(), Vec::new());
     run.latency("fairness.produce", produced.latency.clone(), Vec::new());
-    cost::report(&mut run, "fairness", &before, &after, (produced.messages + beside.messages) as f64 / f64::from(rounds), load.payload_bytes);
     for tally in [&alone, &beside, &produced] {
         run.notes.extend(tally.troubles());
     }
@@ -115,15 +115,9 @@ fn measure(
     producers: usize,
     duration: Duration,
     title: String,
-    observe: &mut dyn FnMut(Edge),
 ) -> Result<Phase, Failure> {
-    let how = Consume {
-        batch: load.batch,
-        wait: Duration::from_secs(1),
-        ack: true,
-        budget: Budget::new(None),
-        verify: None,
-    };
+    let how =
+        Consume { batch: load.batch, wait: Duration::from_secs(1), ack: true, budget: Budget::new(None), verify: None };
     let mut groups = vec![consumers(site, load, how)];
     if producers > 0 {
         let what = Produce {
@@ -144,10 +138,7 @@ fn measure(
         });
     }
     let timing = Timing { warmup: load.warmup.min(Duration::from_secs(1)), duration: Some(duration), grace: GRACE };
-    let driven = drive(&load.drive(title, timing), groups, &mut |edge| {
-        observe(edge);
-        Ok(())
-    })?;
+    let driven = drive(&load.drive(title, timing), groups, &mut |_| Ok(()))?;
     let mut tallies = driven.tallies.into_iter();
     let consumed = tallies.next().ok_or_else(|| Failure("the load had no consumers".into()))?;
     let produced = tallies.next();
@@ -156,9 +147,4 @@ fn measure(
         return Err(Failure(format!("not one message was consumed: {why}")));
     }
     Ok(Phase { rate_per_s: consumed.rate_per_s(timing.end()), consumed, produced })
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -7,7 +7,9 @@ use argh::FromArgs;
 
 use crate::consume;
 use crate::load::ledger::Ledger;
-use crate::load::narad::{lock, Budget, Client, Consume, Produce, SharedLedger, Wire, CONSUME_BATCH_MAX, PRODUCE_BATCH_MAX};
+use crate::load::narad::{
+    lock, Budget, Client, Consume, Produce, SharedLedger, Wire, CONSUME_BATCH_MAX, PRODUCE_BATCH_MAX,
+};
 use crate::load::options::{duration, load_options};
 use crate::load::payload::{Payloads, BYTES_MIN};
 use crate::load::threads::{drive, Edge};
@@ -44,7 +46,10 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     let load = options.load();
     load.check(PRODUCE_BATCH_MAX)?;
     if load.payload_bytes < BYTES_MIN {
-        let text = format!("--payload {}: flow writes who sent it into each message, which takes {BYTES_MIN} bytes", load.payload_bytes);
+        let text = format!(
+            "--payload {}: flow writes who sent it into each message, which takes {BYTES_MIN} bytes",
+            load.payload_bytes
+        );
         return Err(Failure(text));
     }
     let site = load.site()?;
@@ -131,10 +136,13 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     }
     let cpu = produced.cpu + consumed.cpu;
     run.figure("flow.load_cpu_per_message", cpu.as_nanos() as f64 / messages, "ns", Better::Neither);
-    cost::report(&mut run, "flow", &before, &after, messages, load.payload_bytes);
+    after.since(&before).add_to(&mut run, "flow", messages, load.payload_bytes);
     run.notes.push(format!("verified: all {} messages answered 202 came back", ledger.confirmed));
     if ledger.foreign > 0 {
-        run.notes.push(format!("{} messages were in the topic before this run; they were consumed and acked too", ledger.foreign));
+        run.notes.push(format!(
+            "{} messages were in the topic before this run; they were consumed and acked too",
+            ledger.foreign
+        ));
     }
     Ok(run)
 }
@@ -180,7 +188,10 @@ mod tests {
         ledger.confirm(0, 0, 3);
         ledger.receive(&Identity { run: 0, producer: 0, sequence: 1, sent: 0 });
         let words = verify(&ledger, Duration::from_secs(7)).unwrap_err().0;
-        assert!(words.starts_with("2 of 3 messages answered 202 did not come back within 7 s (producer/number: 0/0, 0/2)"), "{words}");
+        assert!(
+            words.starts_with("2 of 3 messages answered 202 did not come back within 7 s (producer/number: 0/0, 0/2)"),
+            "{words}"
+        );
         for sequence in [0, 2, 2] {
             ledger.receive(&Identity { run: 0, producer: 0, sequence, sent: 0 });
         }

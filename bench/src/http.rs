@@ -37,14 +37,16 @@ use crate::Common;
 /// How often the server's thread says how much CPU time it used, and looks whether it should end.
 const HEARTBEAT: Duration = Duration::from_millis(10);
 const GRACE: Duration = Duration::from_secs(10);
+/// As the other measurements sweep.
+const CONNECTIONS: [usize; 4] = [1, 8, 64, 256];
 
 /// the ceiling of single produces: our HTTP stack on one core, answering 202 without storing
 #[derive(FromArgs, Clone, Debug)]
 #[argh(subcommand, name = "http")]
 pub struct Options {
     /// numbers of connections (default 1,8,64,256)
-    #[argh(option, default = "vec![1, 8, 64, 256]", from_str_fn(counts))]
-    connections: Vec<usize>,
+    #[argh(option, from_str_fn(counts))]
+    connections: Option<Vec<usize>>,
     /// bytes of a message (default 256)
     #[argh(option, default = "256")]
     payload: usize,
@@ -76,9 +78,14 @@ pub struct Options {
 
 impl Options {
     /// The ceiling as other measurements need it.
-    pub fn ceiling(connections: Vec<usize>, duration: Duration, cpu: Option<usize>, load_cpu: Option<Vec<usize>>) -> Options {
+    pub fn ceiling(
+        connections: Vec<usize>,
+        duration: Duration,
+        cpu: Option<usize>,
+        load_cpu: Option<Vec<usize>>,
+    ) -> Options {
         Options {
-            connections,
+            connections: Some(connections),
             payload: 256,
             warmup: Duration::from_millis(500),
             duration,
@@ -112,7 +119,8 @@ pub fn measure(options: &Options) -> Result<Run, Failure> {
     run.set("durability", "none: nothing is stored");
     run.set("payload", options.payload);
     run.set("batch", 1);
-    run.set("connections", options.connections.iter().map(usize::to_string).collect::<Vec<_>>().join(","));
+    let sweep = options.connections.clone().unwrap_or_else(|| CONNECTIONS.to_vec());
+    run.set("connections", sweep.iter().map(usize::to_string).collect::<Vec<_>>().join(","));
     run.set("cpu", options.cpu.map_or("not pinned".into(), |cpu| cpu.to_string()));
     run.set("load_cpu", options.load_cpu.as_deref().map_or("not pinned".into(), cpu::list));
     run.set("load_spin", options.load_spin);
@@ -129,7 +137,7 @@ pub fn measure(options: &Options) -> Result<Run, Failure> {
         ledger: None,
         ahead_max: 0,
     };
-    for &connections in &options.connections {
+    for connections in sweep {
         let group = Group {
             name: format!("http, {connections} connections"),
             addresses: target.addresses.clone(),

@@ -136,6 +136,20 @@ impl Admin {
         }
     }
 
+    /// Waits until nothing more is being committed to the topic, or for `patience`: what comes next is not disturbed.
+    pub fn settle(&self, topic: &str, patience: Duration) -> Result<(), Failure> {
+        let deadline = Instant::now() + patience;
+        let mut last = self.topic(topic)?.committed;
+        loop {
+            std::thread::sleep(Duration::from_millis(50));
+            let now = self.topic(topic)?.committed;
+            if now == last || Instant::now() > deadline {
+                return Ok(());
+            }
+            last = now;
+        }
+    }
+
     /// The metrics page; `None` where there is none for us.
     pub fn metrics(&self) -> Option<String> {
         let reply = self.request("GET", "/metrics", "").ok().filter(|reply| reply.status == 200)?;

@@ -57,36 +57,68 @@ impl Probe {
     }
 }
 
-/// Adds the costs of `messages` of `payload_bytes` each between two samples to `run`, under `name`.
-pub fn report(run: &mut Run, name: &str, before: &Sample, after: &Sample, messages: f64, payload_bytes: usize) {
-    if messages < 1.0 {
-        return;
+impl Sample {
+    /// What was spent since an earlier sample.
+    pub fn since(&self, before: &Sample) -> Cost {
+        let device = self.device.zip(before.device);
+        let flushes = device.and_then(|(after, before)| Some((after.flushes? - before.flushes?) as f64));
+        Cost {
+            cpu: self.cpu.zip(before.cpu).map(|(after, before)| after.saturating_sub(before)),
+            resident_bytes: self.resident_bytes,
+            enters: self.enters.zip(before.enters).map(|(after, before)| after - before),
+            flushes,
+            written_bytes: device.map(|(after, before)| (after.written_bytes - before.written_bytes) as f64),
+        }
     }
-    if let (Some(before), Some(after)) = (before.cpu, after.cpu) {
-        let cpu = after.saturating_sub(before).as_secs_f64();
-        run.figure(format!("{name}.broker_cpu_per_message"), cpu * 1e9 / messages, "ns", Better::Lower);
-        if cpu > 0.0 {
+}
+
+/// What one or several loads cost; what could not be read is absent.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Cost {
+    /// CPU time of the broker.
+    pub cpu: Option<Duration>,
+    /// Its memory at the end.
+    pub resident_bytes: Option<u64>,
+    /// Its entries into the kernel.
+    pub enters: Option<f64>,
+    /// Flushes and bytes of the device, everybody's.
+    pub flushes: Option<f64>,
+    pub written_bytes: Option<f64>,
+}
+
+impl Cost {
+    /// Adds a later load's costs.
+    pub fn merge(&mut self, later: &Cost) {
+        let sum = |one: &mut Option<f64>, other: Option<f64>| *one = one.zip(other).map(|(one, other)| one + other);
+        self.cpu = self.cpu.zip(later.cpu).map(|(one, other)| one + other);
+        self.resident_bytes = later.resident_bytes;
+        sum(&mut self.enters, later.enters);
+        sum(&mut self.flushes, later.flushes);
+        sum(&mut self.written_bytes, later.written_bytes);
+    }
+
+    /// Adds the costs of each of `messages` of `payload_bytes` to `run`, under `name`.
+    pub fn add_to(&self, run: &mut Run, name: &str, messages: f64, payload_bytes: usize) {
+        if messages < 1.0 {
+            return;
+        }
+        if let Some(cpu) = self.cpu.map(|cpu| cpu.as_secs_f64()).filter(|cpu| *cpu > 0.0) {
+            run.figure(format!("{name}.broker_cpu_per_message"), cpu * 1e9 / messages, "ns", Better::Lower);
             run.figure(format!("{name}.rate_per_broker_core"), messages / cpu, "1/s", Better::Higher);
         }
-    }
-    if let Some(bytes) = after.resident_bytes {
-        run.figure(format!("{name}.broker_resident"), bytes as f64, "B", Better::Lower);
-    }
-    if let (Some(before), Some(after)) = (before.enters, after.enters) {
-        run.figure(format!("{name}.syscalls_per_message"), (after - before) / messages, "ratio", Better::Lower);
-    }
-    if let (Some(before), Some(after)) = (before.device, after.device) {
-        if let (Some(before), Some(after)) = (before.flushes, after.flushes) {
-            run.figure(
-                format!("{name}.flushes_per_message"),
-                (after - before) as f64 / messages,
-                "ratio",
-                Better::Lower,
-            );
+        if let Some(bytes) = self.resident_bytes {
+            run.figure(format!("{name}.broker_resident"), bytes as f64, "B", Better::Lower);
         }
-        let bytes = (after.written_bytes - before.written_bytes) as f64;
-        let accepted = messages * payload_bytes as f64;
-        run.figure(format!("{name}.device_bytes_per_byte"), bytes / accepted, "ratio", Better::Lower);
+        if let Some(enters) = self.enters {
+            run.figure(format!("{name}.syscalls_per_message"), enters / messages, "ratio", Better::Lower);
+        }
+        if let Some(flushes) = self.flushes {
+            run.figure(format!("{name}.flushes_per_message"), flushes / messages, "ratio", Better::Lower);
+        }
+        if let Some(bytes) = self.written_bytes {
+            let accepted = messages * payload_bytes as f64;
+            run.figure(format!("{name}.device_bytes_per_byte"), bytes / accepted, "ratio", Better::Lower);
+        }
     }
 }
 
@@ -160,6 +192,19 @@ mod tests {
         let stat = " 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n";
         assert_eq!(parse_device(stat), Some(Device { writes: 5, written_bytes: 7 * 512, flushes: Some(16) }));
         assert_eq!(parse_device("1 2 3 4 5 6 7 8 9 10 11").unwrap().flushes, None);
+    }
+
+    #[test]
+    fn costs_add_up_and_what_is_unknown_stays_unknown() {
+        let sample = |seconds, flushes| Sample {
+            cpu: Some(Duration::from_secs(seconds)),
+            device: Some(Device { writes: 0, written_bytes: 100 * seconds, flushes }),
+            ..Sample::default()
+        };
+        let mut cost = sample(3, Some(7)).since(&sample(1, Some(2)));
+        assert_eq!((cost.cpu, cost.flushes, cost.enters), (Some(Duration::from_secs(2)), Some(5.0), None));
+        cost.merge(&sample(2, None).since(&sample(1, Some(7))));
+        assert_eq!((cost.cpu, cost.flushes, cost.written_bytes), (Some(Duration::from_secs(3)), None, Some(300.0)));
     }
 
     #[test]

@@ -45,7 +45,11 @@ impl FakeServer {
     }
 }
 
-fn serve(mut stream: TcpStream, react: &(impl Fn(usize) -> Reaction + ?Sized), requested: &AtomicUsize) -> io::Result<()> {
+fn serve(
+    mut stream: TcpStream,
+    react: &(impl Fn(usize) -> Reaction + ?Sized),
+    requested: &AtomicUsize,
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut received = Vec::new();
     loop {

@@ -28,5 +28,5 @@ mod tests;
 
 pub use clock::{Clock, Nanos};
 pub use engine::{Group, Pace, Timing, Until};
-pub use protocol::{Answer, Begin, Outcome, Progress, Protocol, Step};
+pub use protocol::{Answer, Protocol};
 pub use tally::Tally;

@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use super::http::{encode_into, number_into, parse, Response};
 use super::ledger::Ledger;
 use super::payload::Payloads;
-use super::protocol::{Answer, Begin, Outcome, Progress, Protocol, Step};
+use super::protocol::{Begin, Outcome, Progress, Protocol, Step};
 use super::target::Target;
 use super::Nanos;
 use crate::run::histogram;
@@ -493,6 +493,7 @@ impl Protocol for Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::Answer;
 
     fn wire() -> Wire {
         let url = ["http://127.0.0.1:1".to_owned()];

@@ -75,7 +75,8 @@ fn answers_in_single_bytes_and_in_chunks_are_understood() {
 #[test]
 fn refusals_are_counted_by_status_and_the_first_is_quoted() {
     let server = FakeServer::start(|number| {
-        let (status, body) = [("202 Accepted", ""), ("404 Not Found", "{\"error\":\"topic not found\"}"), ("500 No", "x")][number % 3];
+        let (status, body) =
+            [("202 Accepted", ""), ("404 Not Found", "{\"error\":\"topic not found\"}"), ("500 No", "x")][number % 3];
         Reaction::Say(format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes())
     });
     let tally = run(group(&server, 1, &produce(9, 1)), until_done());
@@ -185,7 +186,9 @@ fn a_consumer_waits_out_an_empty_topic_and_acks_what_comes() {
     let message = "{\"topic\":\"t\",\"payload\":{\"a\":1},\"receipt_handle\":\"0:1:2\"}\n";
     let server = FakeServer::start(move |number| match number {
         0 => Reaction::Say(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec()),
-        1 => Reaction::Say(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{message}", message.len()).into_bytes()),
+        1 => {
+            Reaction::Say(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{message}", message.len()).into_bytes())
+        }
         _ => Reaction::Say(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec()),
     });
     let target = Target::of(server.address, &Default::default()).unwrap();
