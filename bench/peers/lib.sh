@@ -159,8 +159,8 @@ do_stop() {
     # shellcheck disable=SC2046,SC2086  # lists of process ids
     kill -s "$halt" $(first_process) 2>/dev/null
     # shellcheck disable=SC2086
-    wait_gone 200 $all && return 0
-    say "$title did not stop within 20 s: killing it"
+    wait_gone 600 $all && return 0
+    say "$title did not stop within 60 s: killing it"
     # shellcheck disable=SC2086
     kill -s KILL $all 2>/dev/null
     # shellcheck disable=SC2086

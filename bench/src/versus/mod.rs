@@ -1,0 +1,344 @@
+//! `narad-bench versus`: the same load against what a user would pick instead, side by side in one run.
+//!
+//! All brokers run at the same time, on the same CPUs and the same drive, and only one of them at a time may do anything:
+//! the others are stopped (SIGSTOP), so that what one still has to tidy up is not paid by the next. Rounds of some seconds
+//! go round the brokers, and each round begins with another one.
+
+mod durability;
+mod measure;
+mod peer;
+mod processes;
+mod server;
+mod table;
+mod wire;
+mod worker;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use argh::FromArgs;
+
+use crate::load::cpu;
+use crate::load::options::{counts, duration};
+use crate::load::target::Credentials;
+use crate::run::{Better, Failure, Load, Run};
+use crate::Common;
+use measure::{Bench, Cell, Operation, Settings, BATCH_MAX};
+use peer::{Kind, Peer, Place};
+use table::{Cells, Column, Memory, Rounds};
+
+/// Most messages that are put into a queue to be consumed in one round.
+const BACKLOG_MAX: f64 = 600_000.0;
+
+/// the same load against other durable queues, started here from Debian packages, in turns; needs no running broker
+#[derive(FromArgs)]
+#[argh(subcommand, name = "versus")]
+pub struct Options {
+    /// which ones: redis,rabbitmq,postgres,nats (default: all of them), or none
+    #[argh(option, from_str_fn(Kind::parse_list))]
+    peers: Option<Vec<Kind>>,
+    /// a broker that runs and speaks Narad's API (a Go Narad, another version); may be given several times
+    #[argh(option)]
+    narad_url: Vec<String>,
+    /// user of --narad-url
+    #[argh(option)]
+    user: Option<String>,
+    /// its password (or NARAD_PASSWORD in the environment)
+    #[argh(option)]
+    password: Option<String>,
+    /// bearer token for --narad-url
+    #[argh(option)]
+    token: Option<String>,
+    /// numbers of connections, each with one operation outstanding (default 1,8,64)
+    #[argh(option, from_str_fn(counts))]
+    connections: Option<Vec<usize>>,
+    /// messages of one operation (default 1,100)
+    #[argh(option, from_str_fn(counts))]
+    batches: Option<Vec<usize>>,
+    /// bytes of a message (default 256)
+    #[argh(option, default = "256")]
+    payload: usize,
+    /// rounds of each broker in each cell (default 3; 1 with --quick)
+    #[argh(option)]
+    rounds: Option<usize>,
+    /// length of a round (default 2s; 1s with --quick)
+    #[argh(option, from_str_fn(duration))]
+    duration: Option<Duration>,
+    /// few and short rounds: to see that everything works
+    #[argh(switch)]
+    quick: bool,
+    /// where fresh data directories are made, and the drive is measured (default .)
+    #[argh(option, default = "PathBuf::from(\".\")")]
+    dir: PathBuf,
+    /// CPUs of every broker, all processes and threads of it (default 0)
+    #[argh(option, from_str_fn(cpu::parse))]
+    server_cpus: Option<Vec<usize>>,
+    /// CPU of the load (default 1)
+    #[argh(option, from_str_fn(cpu::parse))]
+    load_cpu: Option<Vec<usize>>,
+    /// the load polls instead of sleeping
+    #[argh(switch)]
+    load_spin: bool,
+    /// our broker's program (default: narad beside this program)
+    #[argh(option)]
+    binary: Option<PathBuf>,
+    /// more arguments of our broker, separated by spaces
+    #[argh(option, default = "String::new()")]
+    broker_args: String,
+    /// directory of the scripts that start the others (default: bench/peers)
+    #[argh(option)]
+    scripts: Option<PathBuf>,
+}
+
+impl Options {
+    fn connections(&self) -> Vec<usize> {
+        self.connections.clone().unwrap_or_else(|| vec![1, 8, 64])
+    }
+
+    fn batches(&self) -> Vec<usize> {
+        self.batches.clone().unwrap_or_else(|| vec![1, BATCH_MAX as usize])
+    }
+
+    fn server_cpus(&self) -> Vec<usize> {
+        self.server_cpus.clone().unwrap_or_else(|| vec![0])
+    }
+
+    fn load_cpu(&self) -> Vec<usize> {
+        self.load_cpu.clone().unwrap_or_else(|| vec![1])
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        let wrong = |text: String| Err(Failure(text));
+        if let Some(batch) = self.batches().into_iter().find(|batch| *batch > BATCH_MAX as usize) {
+            return wrong(format!("--batches {batch}: give 1 to {BATCH_MAX}, the most that one consume may bring"));
+        }
+        if !(crate::load::payload::BYTES_MIN..=1 << 20).contains(&self.payload) {
+            let least = crate::load::payload::BYTES_MIN;
+            return wrong(format!(
+                "--payload {}: give {least} to 1048576 bytes: a message says who sent it",
+                self.payload
+            ));
+        }
+        if self.rounds == Some(0) || self.duration.is_some_and(|duration| duration.is_zero()) {
+            return wrong("--rounds and --duration must be more than 0".into());
+        }
+        let (load, server) = (self.load_cpu(), self.server_cpus());
+        if load.iter().any(|cpu| server.contains(cpu)) {
+            return wrong(format!(
+                "--load-cpu {} is one of --server-cpus {}: the load would take time from the brokers that it measures",
+                cpu::list(&load),
+                cpu::list(&server)
+            ));
+        }
+        Ok(())
+    }
+
+    fn place(&self) -> Result<Place, Failure> {
+        let beside = std::env::current_exe()?.with_file_name("narad");
+        Ok(Place {
+            scripts: self.scripts()?,
+            directory: self.dir.clone(),
+            cpus: Some(self.server_cpus()),
+            binary: self.binary.clone().unwrap_or(beside),
+            arguments: self.broker_args.clone(),
+            credentials: Credentials {
+                user: self.user.clone(),
+                password: self.password.clone(),
+                token: self.token.clone(),
+            },
+        })
+    }
+
+    fn scripts(&self) -> Result<PathBuf, Failure> {
+        let places = match &self.scripts {
+            Some(given) => vec![given.clone()],
+            None => vec![PathBuf::from("bench/peers"), Path::new(env!("CARGO_MANIFEST_DIR")).join("peers")],
+        };
+        let found = places.iter().find(|place| place.join("lib.sh").is_file());
+        found.cloned().ok_or_else(|| {
+            let first = places[0].display();
+            Failure(format!(
+                "{first}: the scripts that start brokers are not there; name their directory with --scripts"
+            ))
+        })
+    }
+
+    fn cells(&self) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        for batch in self.batches() {
+            for connections in self.connections() {
+                for operation in [Operation::Produce, Operation::Consume] {
+                    cells.push(Cell { operation, connections, batch: batch as u32 });
+                }
+            }
+        }
+        cells
+    }
+
+    fn describe(&self, run: &mut Run, rounds: usize, settings: &Settings) {
+        run.load = Some(Load::Closed);
+        let list = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        run.set("payload", self.payload);
+        run.set("batch", list(&self.batches()));
+        run.set("connections", format!("{}, each with one operation outstanding", list(&self.connections())));
+        run.set("rounds", rounds);
+        run.set("duration_s", settings.duration.as_secs_f64());
+        run.set("warmup_s", settings.warmup.as_secs_f64());
+        run.set(
+            "server_cpus",
+            format!("{}, all processes and threads of every broker", cpu::list(&self.server_cpus())),
+        );
+        run.set("load_cpu", format!("{}, one thread", cpu::list(&self.load_cpu())));
+        run.set("load_spin", self.load_spin);
+        run.set("broker_args", &self.broker_args);
+    }
+}
+
+/// Measures.
+pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
+    options.check()?;
+    let place = options.place()?;
+    let mut kinds = vec![Kind::Narad];
+    kinds.extend(options.narad_url.iter().map(|url| Kind::Url(url.clone())));
+    kinds.extend(options.peers.clone().unwrap_or_else(|| Kind::OTHERS.to_vec()));
+    place.check(&kinds)?;
+    // Everything that is not a broker stays off the brokers' CPUs, what looks at memory included.
+    cpu::pin(&options.load_cpu(), "--load-cpu")?;
+
+    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 3 });
+    let default = Duration::from_secs(if options.quick { 1 } else { 2 });
+    let settings = Settings {
+        payload_bytes: options.payload,
+        warmup: Duration::from_millis(300),
+        duration: options.duration.unwrap_or(default),
+        load_cpu: Some(options.load_cpu()),
+        spin: options.load_spin,
+        directory: options.dir.clone(),
+    };
+    let mut run = Run::new("versus");
+    options.describe(&mut run, rounds, &settings);
+    let mut bench = Bench::new(settings)?;
+    run.set("device_method", bench.device_method());
+
+    let (mut peers, mut proofs, mut at_start) = (Vec::new(), Vec::new(), Vec::new());
+    for kind in &kinds {
+        let mut peer = place.start(kind)?;
+        proofs.push((column(&peer), durability::prove(&bench, &mut peer)?));
+        at_start.push(memory(&peer));
+        pause(&peer);
+        peers.push(peer);
+    }
+    table::add_proofs(&mut run, &proofs);
+    run.set("durability", promises(&peers));
+
+    let columns: Vec<Column> = peers.iter().map(column).collect();
+    let mut done: Vec<Cells<'_>> = Vec::new();
+    let cells = options.cells();
+    for (number, cell) in cells.iter().enumerate() {
+        let produced = done.last().filter(|_| cell.operation == Operation::Consume);
+        let expected: Vec<f64> = (0..peers.len())
+            .map(|index| produced.and_then(|cells| rate(&cells.rounds[index])).unwrap_or(1000.0))
+            .collect();
+        let title = format!("cell {} of {}", number + 1, cells.len());
+        let rounds = one_cell(&mut bench, &mut run, &peers, cell, rounds, expected, &title);
+        done.push(Cells { columns: &columns, cell: *cell, rounds });
+    }
+    table::add_cells(&mut run, &done);
+    add_device(&mut run, &done);
+    let kept = peers.iter().zip(at_start).filter_map(|(peer, at_start)| {
+        let (at_end, kept) = (memory(peer)?, peer.stock.load(Ordering::Relaxed));
+        Some(Memory { name: peer.name.clone(), at_start: at_start?, at_end, kept })
+    });
+    table::add_memory(&mut run, &kept.collect::<Vec<_>>());
+    Ok(run)
+}
+
+/// All rounds of one cell, by broker. What fails is a note; the others go on.
+fn one_cell(
+    bench: &mut Bench,
+    run: &mut Run,
+    peers: &[Peer],
+    cell: &Cell,
+    rounds: usize,
+    mut expected: Vec<f64>,
+    title: &str,
+) -> Vec<Rounds> {
+    let mut results: Vec<Rounds> = vec![Vec::new(); peers.len()];
+    for number in 0..rounds {
+        for turn in 0..peers.len() {
+            let index = (number + turn) % peers.len();
+            let peer = &peers[index];
+            if let Some(server) = &peer.server {
+                server.resume();
+            }
+            let title = format!("{title}: {}, {}, round {} of {rounds}", cell.title(), peer.name, number + 1);
+            let goal = backlog(bench, cell, expected[index]);
+            let filled = match cell.operation {
+                Operation::Produce => Ok(()),
+                Operation::Consume => bench.fill(peer, goal),
+            };
+            let result = filled.and_then(|()| bench.round(peer, cell, title));
+            pause(peer);
+            match result {
+                Ok(round) => {
+                    expected[index] = round.rate_per_s;
+                    results[index].push(Some(round));
+                }
+                Err(Failure(text)) => {
+                    results[index].push(None);
+                    run.notes.push(text);
+                }
+            }
+        }
+    }
+    results
+}
+
+/// Messages that must wait in the queue so that consumers find some for a whole round, at half as much again as expected.
+fn backlog(bench: &Bench, cell: &Cell, expected_per_s: f64) -> i64 {
+    let time = bench.settings.warmup + bench.settings.duration;
+    let taken = expected_per_s * 1.5 * time.as_secs_f64();
+    let in_flight = (2 * cell.connections) as f64 * f64::from(cell.batch);
+    (taken + in_flight).min(BACKLOG_MAX.max(in_flight)) as i64
+}
+
+fn rate(rounds: &Rounds) -> Option<f64> {
+    rounds.iter().flatten().map(|round| round.rate_per_s).max_by(f64::total_cmp)
+}
+
+fn pause(peer: &Peer) {
+    if let Some(server) = &peer.server {
+        server.pause();
+    }
+}
+
+fn memory(peer: &Peer) -> Option<u64> {
+    Some(peer.server.as_ref()?.processes().memory_bytes())
+}
+
+fn column(peer: &Peer) -> Column {
+    Column { name: peer.name.clone(), promise: peer.promise.clone(), durable: peer.durable }
+}
+
+fn promises(peers: &[Peer]) -> String {
+    peers.iter().map(|peer| format!("{}: {}", peer.name, peer.promise)).collect::<Vec<_>>().join("; ")
+}
+
+fn add_device(run: &mut Run, done: &[Cells<'_>]) {
+    let all = || done.iter().flat_map(|cells| cells.rounds.iter().flatten().flatten());
+    let p50: Vec<f64> = all().map(|round| round.device_p50_ns).collect();
+    let rates: Vec<f64> = all().map(|round| round.device_rate_per_s).collect();
+    let (p50, rate) = (crate::report::stats::Spread::of(&p50), crate::report::stats::Spread::of(&rates));
+    run.figure("device.durable_4k.p50", p50.median, "ns", Better::Lower);
+    run.figure("device.durable_4k.rate", rate.median, "1/s", Better::Higher);
+    run.notes.push(format!(
+        "the drive's p50 of a durable 4 KiB write was {:.0} to {:.0} µs over the run, {:.0} in the middle",
+        p50.low / 1e3,
+        p50.high / 1e3,
+        p50.median / 1e3
+    ));
+    run.notes.push(
+        "flushes are the whole device's, whoever asked for them; on a drive with FUA a write may be durable without one".into(),
+    );
+}
