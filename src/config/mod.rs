@@ -21,7 +21,7 @@ use serde_json::Value;
 
 pub use address::ListenAddress;
 pub use cpus::CpuSet;
-pub use units::{format_bytes, format_duration, parse_bytes, parse_duration};
+pub use units::{duration_nanos, format_bytes, format_duration, format_time, parse_bytes, parse_duration};
 
 pub(crate) use validate::check_node_id;
 
