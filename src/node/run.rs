@@ -34,6 +34,8 @@ pub struct Common {
     pub metrics_addr: Option<SocketAddr>,
     pub data_root: PathBuf,
     pub direct: bool,
+    /// Limit of open files.
+    pub descriptors: u64,
     pub started: Instant,
 }
 
@@ -52,6 +54,12 @@ impl Common {
             produces_in_flight_max: narrow(http.max_produce_in_flight_per_identity),
             ..HttpSettings::default()
         }
+    }
+
+    /// What one shard may take of the open files: a part of the limit, at most `max` on all shards together.
+    pub fn share_of_descriptors(&self, part: u64, max: u64) -> usize {
+        let share = (self.descriptors / part).min(max) / u64::from(self.state.shards.max(1));
+        usize::try_from(share).unwrap_or(usize::MAX).max(8)
     }
 
     pub fn topic_defaults(&self) -> TopicDefaults {
@@ -109,6 +117,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         metrics_addr: prepared.metrics_addr,
         data_root: data.root.clone(),
         direct: file_system.direct,
+        descriptors: prepared.limits.descriptors,
         started,
         config,
     });

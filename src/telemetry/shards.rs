@@ -136,6 +136,33 @@ fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
             }
         }
     }
+    page.family("narad_storage_retention_run_duration_seconds", Kind::Histogram, "One pass of retention over a log.");
+    for ((topic, partition), figures) in partitions {
+        if let Some(passes) = &figures.log.retention_us {
+            page.recorded(&[("topic", topic), ("partition", partition)], &DEVICE_SECONDS, passes, MICROS);
+        }
+    }
+    let boundary_help = "Writing the file that states the exact end of a closed log.";
+    page.family("narad_storage_high_watermark_persist_duration_seconds", Kind::Histogram, boundary_help);
+    for ((topic, partition), figures) in partitions {
+        let outcomes = figures.log.boundary_us.iter().flat_map(|both| ["ok", "error"].into_iter().zip(both.iter()));
+        for (outcome, times) in outcomes.filter(|(_, times)| !times.is_empty()) {
+            let labels: [(&str, &dyn Display); 3] = [("topic", topic), ("partition", partition), ("outcome", &outcome)];
+            page.recorded(&labels, &DEVICE_SECONDS, times, MICROS);
+        }
+    }
+    type Removed = fn(&LogMetrics) -> u64;
+    let removed: [(&'static str, &'static str, Removed); 2] = [
+        ("narad_storage_retention_bytes_deleted_total", "Bytes that retention removed.", |l| l.retention_bytes),
+        ("narad_storage_retention_messages_deleted_total", "Messages that retention removed.", |l| l.retention_records),
+    ];
+    for (name, help, value) in removed {
+        page.family(name, Kind::Counter, help);
+        for ((topic, partition), figures) in partitions {
+            let labels: [(&str, &dyn Display); 3] = [("topic", topic), ("partition", partition), ("reason", &"age")];
+            page.sample(&labels, value(&figures.log));
+        }
+    }
     let mut family = |name, help, value: fn(&LogMetrics) -> u64| {
         page.family(name, Kind::Counter, help);
         for ((topic, partition), figures) in partitions {

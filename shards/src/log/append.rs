@@ -9,7 +9,7 @@ use super::open::zero_out;
 use super::partition::{HwmFile, PartitionLog, Phase};
 use super::{hwm, Codec, LogLatencies};
 use crate::io::{Caching, File, Open, Slice, ALIGNMENT};
-use crate::metrics::histogram;
+use crate::metrics::coarse_histogram;
 use crate::peer::Record;
 use crate::rt;
 use crate::rt::sync::LockGuard;
@@ -118,6 +118,7 @@ impl PartitionLog {
         }
         let base = self.advance(&prepared, read.ok());
         self.inner.shared.return_buffer(prepared.buffer);
+        self.touch();
         self.fill_ahead();
         Ok(base)
     }
@@ -241,9 +242,13 @@ impl PartitionLog {
         if !matches!(self.inner.state.borrow().hwm_file, HwmFile::Found(_)) {
             return Ok(());
         }
+        let started = rt::now();
         let path = self.inner.dir.join(hwm::FILE_NAME);
-        let file = self.inner.disk.open(&path, Open::Create, Caching::Buffered).await?;
-        file.write_durable_at(0, Slice::copy_from(&hwm::EMPTY)).await?;
+        let emptied = async {
+            let file = self.inner.disk.open(&path, Open::Create, Caching::Buffered).await?;
+            file.write_durable_at(0, Slice::copy_from(&hwm::EMPTY)).await
+        };
+        self.measure_boundary(started, emptied.await)?;
         self.inner.state.borrow_mut().hwm_file = HwmFile::Emptied;
         Ok(())
     }
@@ -303,10 +308,9 @@ impl PartitionLog {
 
     fn measure(&self, write: std::time::Duration, read_back: std::time::Duration) {
         let mut state = self.inner.state.borrow_mut();
-        let latencies = state
-            .metrics
-            .latencies
-            .get_or_insert_with(|| Box::new(LogLatencies { durable_write_us: histogram(), read_back_us: histogram() }));
+        let latencies = state.metrics.latencies.get_or_insert_with(|| {
+            Box::new(LogLatencies { durable_write_us: coarse_histogram(), read_back_us: coarse_histogram() })
+        });
         latencies.durable_write_us.saturating_record(write.as_micros() as u64);
         latencies.read_back_us.saturating_record(read_back.as_micros() as u64);
     }

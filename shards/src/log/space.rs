@@ -68,7 +68,7 @@ impl PartitionLog {
         let (exists, full, aged, owed) = {
             let state = self.inner.state.borrow();
             let active = state.active.as_ref();
-            let age = self.inner.options.roll_age_ms;
+            let age = self.inner.retention.bound_ms();
             let aged =
                 active.and_then(|a| a.first_ms).is_some_and(|first| age > 0 && now_ms > first.saturating_add(age));
             let full = active.is_some_and(|a| a.data_end + bytes > self.inner.options.segment_bytes);
@@ -130,7 +130,7 @@ impl PartitionLog {
 
     /// Seals the active segment and goes on in a new one. All its frames are synced already, so the order of S18
     /// needs no sync of its own.
-    async fn roll(&self) -> Result<(), AppendError> {
+    pub(super) async fn roll(&self) -> Result<(), AppendError> {
         self.stop_fill().await;
         self.finish_trim().await;
         let (base, previous) = {
@@ -152,9 +152,11 @@ impl PartitionLog {
             state.metrics.rolls += 1;
             state.reads += 1;
             let reads = state.reads;
+            let last_ms = Some(state.time_floor_ms).filter(|ms| *ms > 0);
             state.sealed.push_back(Sealed {
                 base: old.base,
                 bytes,
+                last_ms,
                 opened: Some((old.file.clone(), old.generation)),
                 index: old.index,
                 read_at: reads,

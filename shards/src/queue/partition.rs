@@ -169,6 +169,7 @@ impl PartitionQueue {
 
     /// Whether a claim would find something. Cheap: a scan asks every partition.
     pub fn is_available(self: &Rc<Self>) -> bool {
+        self.records.borrow().touch();
         let bounds = self.touch();
         self.state.borrow().available(bounds).is_ok()
     }
@@ -182,6 +183,7 @@ impl PartitionQueue {
             }
             let Some(reservation) = self.reserve() else { break };
             let records = self.records.borrow().clone();
+            records.touch();
             match records.read(reservation.offset).await {
                 Ok(record) => held.push(reservation.deliver(record)),
                 Err(ReadError::Unreadable) => {
@@ -226,8 +228,9 @@ impl PartitionQueue {
         if let Some(overtaken) = overtaken {
             if overtaken.unsettled > 0 {
                 tracing::warn!(topic = %self.topic.name, partition = self.destination.partition,
-                    from = overtaken.from, to = overtaken.to, unsettled = overtaken.unsettled,
-                    "retention removed records that no consumer had acked: consumers are too slow or absent");
+                    from = overtaken.from, to = overtaken.to, skipped = overtaken.unsettled,
+                    "consumer frontier fell behind retention: these records were removed before anybody acked them; consumers are \
+                    too slow or absent");
             }
             self.mark_dirty();
             self.announce();
@@ -269,6 +272,7 @@ impl PartitionQueue {
     /// Reads one record without a lease (C92-C95).
     pub async fn read_at(&self, offset: u64) -> Result<ReadAt, ClaimError> {
         let records = self.records.borrow().clone();
+        records.touch();
         match records.read(offset).await {
             Ok(record) => Ok(ReadAt::Record(self.delivery(record, 0))),
             Err(ReadError::PastEnd) => Ok(ReadAt::PastEnd),
@@ -385,6 +389,17 @@ impl PartitionQueue {
 
     pub fn is_retired(&self) -> bool {
         self.retired.get()
+    }
+
+    /// Goes on counting where an earlier life of the partition stopped.
+    pub fn carry_on(&self, figures: &PartitionMetrics) {
+        let counters = &self.counters;
+        count(&counters.consumed, figures.messages_consumed);
+        count(&counters.consumed_bytes, figures.bytes_consumed);
+        count(&counters.extended, figures.extended);
+        count(&counters.nacked, figures.nacked);
+        count(&counters.ack_rejected, figures.ack_rejected);
+        count(&counters.corrupt_skipped, figures.corrupt_skipped);
     }
 
     fn mark_dirty(&self) {

@@ -6,6 +6,9 @@ pub mod inspect;
 mod partitions;
 mod produce;
 mod reserve;
+mod retention;
+#[cfg(test)]
+mod retention_tests;
 mod serve;
 mod stop;
 pub mod topics;
@@ -30,7 +33,10 @@ use crate::wal::{Mode, Wal, WalOptions};
 
 use directories::DirectoryKeeper;
 use partitions::Partitions;
+use produce::Rejections;
 use reserve::DiskReserve;
+use retention::Reaper;
+pub use retention::RetentionOptions;
 use topics::TopicTable;
 
 const STAGING_BYTES_MIN: usize = 48 << 20;
@@ -49,6 +55,7 @@ pub struct ShardOptions {
     pub wal_segment_bytes: u64,
     pub log: LogOptions,
     pub positions: CommitterOptions,
+    pub retention: RetentionOptions,
     /// Produce is refused while less space is free (E22).
     pub disk_reserve_bytes: u64,
     /// WAL directories without a shard of their own that this shard drains (E18).
@@ -82,6 +89,8 @@ struct Inner {
     directories: DirectoryKeeper,
     queues: OnceCell<Rc<ShardQueues>>,
     reserve: DiskReserve,
+    reaper: Reaper,
+    rejections: RefCell<Rejections>,
     /// Produce is refused: the node is stopping.
     draining: Cell<bool>,
     quiesced: Cell<bool>,
@@ -127,6 +136,8 @@ impl Shard {
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
             reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
+            reaper: Reaper::default(),
+            rejections: RefCell::default(),
             draining: Cell::new(false),
             quiesced: Cell::new(false),
             options,
@@ -150,6 +161,7 @@ impl Shard {
         let dispatcher = inner.dispatcher_for(inner.wal.clone());
         assert!(inner.own.set(dispatcher).is_ok(), "a shard is started once");
         inner.sweep_directories();
+        inner.start_reaper();
     }
 
     pub fn id(&self) -> ShardId {
@@ -238,7 +250,9 @@ impl Inner {
         self.topics.borrow_mut().install(&snapshot, rt::random_u64);
         // The queue first: it drops what it knows of a deleted topic while the topic's log still answers "closed".
         self.queues().on_snapshot(snapshot.clone());
-        self.partitions.retire_absent(&snapshot);
+        self.partitions.follow(&snapshot);
+        // Topics that come and go leave nothing behind (lesson N27).
+        self.rejections.borrow_mut().retain(|incarnation, _| snapshot.topic_of(*incarnation).is_some());
         self.changed.notify_all();
         self.purge_deleted(&previous, &snapshot);
     }
@@ -302,6 +316,16 @@ impl Inner {
         metrics.queue = self.queues().metrics();
         metrics.partitions = self.queues().partition_metrics().await;
         self.partitions.add_metrics(&mut metrics.partitions);
+        let snapshot = self.snapshot.borrow().clone();
+        metrics.rejections = self
+            .rejections
+            .borrow()
+            .iter()
+            .filter_map(|(incarnation, counts)| Some((snapshot.topic_of(*incarnation)?.name.to_string(), *counts)))
+            .collect();
+        metrics.set_aside = self.directories.set_aside();
+        metrics.retention = self.reaper.metrics();
+        metrics.open_logs = self.partitions.open_logs().len() as u64;
         metrics
     }
 }
