@@ -8,6 +8,7 @@
 //! Not here: listening and accepting, authentication (the pipeline marks its place), TLS (terminated in front).
 
 mod ack;
+mod alter;
 mod batch;
 mod body;
 mod broker;
@@ -31,6 +32,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod topics;
+mod unbuilt;
 
 pub use broker::{Broker, Health, Readiness, TopicNotFound};
 pub use config::{HttpSettings, Surface, TopicDefaults};

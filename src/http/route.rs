@@ -64,13 +64,10 @@ impl Route {
     ];
 
     /// What a route without a handler answers with `501`: what it is that this node does not have.
-    pub fn not_built(self) -> &'static str {
+    pub const fn not_built(self) -> &'static str {
         match self {
-            Route::AlterTopic => "altering topics is not available on this node yet",
             Route::GetSchema => "schemas are not available on this node yet",
-            Route::Attach | Route::ListChildren | Route::Detach => {
-                "fan-out children are not available on this node yet"
-            }
+            Route::Attach => "fan-out children are not available on this node yet",
             Route::ChildVerb => "remote children are not available on this node",
             Route::Users => "users are not available on this node yet",
             Route::Cluster => "cluster management is not available on this node yet",
