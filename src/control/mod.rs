@@ -14,6 +14,7 @@ mod names;
 mod placement;
 mod state;
 mod store;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -33,6 +34,7 @@ pub use names::check_topic_name;
 pub use placement::Placement;
 pub use state::{apply, Applied, Change, Outcome, Refusal, State};
 pub use store::{Batch, Storage, Store, FORMAT};
+pub use watch::MetastoreWatch;
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {
@@ -75,6 +77,7 @@ pub struct Metastore<S> {
     pub store: S,
     pub state: State,
     pub placement: Placement,
+    pub watch: Arc<MetastoreWatch>,
 }
 
 impl Metastore<Store> {
@@ -89,7 +92,7 @@ impl<S: Storage> Metastore<S> {
     pub fn new(store: S, state: State, shards: ShardId) -> Metastore<S> {
         let mut placement = Placement::new(shards);
         placement.follow(&state);
-        Metastore { store, state, placement }
+        Metastore { store, state, placement, watch: Arc::default() }
     }
 
     /// The snapshot that every shard starts with.

@@ -14,6 +14,7 @@ use signal_hook::iterator::Signals;
 
 use super::broker::NodeState;
 use super::control_thread::{self, ControlPlan};
+use super::figures::NodeFigures;
 use super::shard_thread::{self, ShardPlan};
 use super::Prepared;
 use crate::config::Config;
@@ -109,7 +110,11 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let limits =
         NodeLimits::new(u32::try_from(http.max_connections).unwrap_or(u32::MAX), http.max_batch_body_bytes_in_flight);
     let common = Arc::new(Common {
-        state: Arc::new(NodeState { shards, ..NodeState::default() }),
+        state: Arc::new(NodeState {
+            shards,
+            figures: NodeFigures::new(data.root.clone(), metastore.watch.clone()),
+            ..NodeState::default()
+        }),
         node_id: identity.node_id.clone(),
         limits: Arc::new(limits),
         http_metrics,

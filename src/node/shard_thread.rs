@@ -116,8 +116,9 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         log: LogOptions { codec: codec(&common.config.storage), ..LogOptions::default() },
         positions: CommitterOptions {
             interval: Duration::from_millis(common.config.storage.consumer_offset_commit_interval_ms),
-            ..CommitterOptions::default()
+            handles_max: common.share_of_descriptors(4, 4096),
         },
+        retention: retention(&common),
         disk_reserve_bytes: (2 * WAL_SEGMENT_BYTES * u64::from(common.state.shards)).max(DISK_RESERVE_BYTES_MIN),
         adopt: plan.adopt,
     };

@@ -63,21 +63,7 @@ fn add(sum: &mut PartitionMetrics, more: &PartitionMetrics) {
     sum.size_bytes = sum.size_bytes.max(more.size_bytes);
     sum.segments = sum.segments.max(more.segments);
     sum.oldest_unsettled_ms = sum.oldest_unsettled_ms.max(more.oldest_unsettled_ms);
-    let (sum, more) = (&mut sum.log, &more.log);
-    sum.commits += more.commits;
-    sum.commits_failed += more.commits_failed;
-    sum.written_bytes += more.written_bytes;
-    sum.read_back_mismatches += more.read_back_mismatches;
-    sum.damage_found += more.damage_found;
-    match (&mut sum.latencies, &more.latencies) {
-        (Some(sum), Some(more)) => {
-            let added = sum.durable_write_us.add(&more.durable_write_us);
-            let added = added.and(sum.read_back_us.add(&more.read_back_us));
-            debug_assert!(added.is_ok(), "histograms that resize take every value");
-        }
-        (sum @ None, Some(more)) => *sum = Some(more.clone()),
-        (_, None) => {}
-    }
+    sum.log.add(&more.log);
 }
 
 type Partitions<'a> = BTreeMap<(&'a str, u32), PartitionMetrics>;
@@ -178,6 +164,15 @@ fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
     family("narad_storage_damage_found_total", "Places where synced records cannot be read any more.", |l| {
         l.damage_found
     });
+}
+
+/// Kinds of `narad_errors_total{component="storage"}`.
+pub fn storage_errors(shards: &[ShardMetrics]) -> [(&'static str, u64); 2] {
+    let logs = || shards.iter().flat_map(|shard| shard.partitions.values()).map(|partition| &partition.log);
+    [
+        ("fsync_poisoned", logs().map(|log| log.poisonings).sum()),
+        ("retention_unlink", logs().map(|log| log.retention_unlinks_failed).sum()),
+    ]
 }
 
 fn render_topics(page: &mut Exposition, partitions: &Partitions<'_>) {

@@ -16,6 +16,7 @@ use narad_shards::peer::Take;
 use narad_shards::rt;
 
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
+use crate::telemetry::NodeMetrics;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stored {
@@ -229,5 +230,9 @@ impl Broker for FakeBroker {
 
     async fn metrics(&self) -> Vec<ShardMetrics> {
         vec![ShardMetrics::default()]
+    }
+
+    async fn node_metrics(&self) -> NodeMetrics {
+        NodeMetrics::default()
     }
 }
