@@ -76,22 +76,23 @@ impl Common {
     }
 }
 
-/// What a thread of the node tells the main thread when it ends.
+/// What a thread of the node, by its name for people, tells the main thread when it ends.
 pub type Ended = (String, Result<(), String>);
 
-/// Starts a thread that runs `body` and reports its end, also when it panics.
+/// Starts a thread that runs `body` and reports its end, also when it panics. `who` is its name for people.
 fn spawn(
     name: String,
+    who: String,
     ended: &mpsc::Sender<Ended>,
     body: impl FnOnce() -> Result<(), String> + Send + 'static,
 ) -> Result<(), String> {
-    let (ended, thread) = (ended.clone(), name.clone());
+    let ended = ended.clone();
     std::thread::Builder::new()
         .name(name.clone())
         .spawn(move || {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
                 .unwrap_or_else(|panic| Err(narad_shards::rt::panic_text(&*panic)));
-            let _ = ended.send((thread, result)); // nobody listens once the process is on its way out
+            let _ = ended.send((who, result)); // nobody listens once the process is on its way out
         })
         .map(drop)
         .map_err(|error| format!("cannot start thread {name}: {error}"))
@@ -154,14 +155,16 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
             lock: held,
         };
         let common = common.clone();
-        spawn(format!("narad-shard-{id}"), &ended, move || shard_thread::run(common, plan, endpoint, options))?;
+        spawn(format!("narad-shard-{id}"), format!("shard {id}"), &ended, move || {
+            shard_thread::run(common, plan, endpoint, options)
+        })?;
         threads += 1;
     }
     let mut options = Options::new("control");
     options.cpu = cpus.control.map(|cpu| cpu as usize);
     let plan = ControlPlan { metastore, stopping };
     let for_control = common.clone();
-    spawn("narad-control".to_owned(), &ended, move || {
+    spawn("narad-control".to_owned(), "the control thread".to_owned(), &ended, move || {
         control_thread::run(for_control, plan, control_endpoint, options)
     })?;
     threads += 1;
