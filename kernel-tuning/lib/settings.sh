@@ -63,6 +63,7 @@ SYSCTLS=(
 DIRTY=("background_bytes 67108864" "bytes 268435456")
 MEMLOCK_BYTES_MIN=524288        # the broker refuses below
 MEMLOCK_BYTES=67108864
+MEMLOCK_THREAD_BYTES=16777216   # of each shard and of the control thread: the kernel charges whole huge pages
 NOFILE=65536
 
 # ---- one value: read, check, write ----
@@ -259,7 +260,12 @@ limit_row() {
     local name=$1 id=${1%/*} line words now wanted=$NOFILE low=$4 found=no whose="this shell's; no broker is running"
     [ "$2" = self ] || whose="of broker process $2"
     local fix="set LimitNOFILE= in narad.service, or copy limits/narad.conf"
-    if [ "$id" = limit.memlock ]; then wanted=$MEMLOCK_BYTES fix=${fix/NOFILE/MEMLOCK}; fi
+    if [ "$id" = limit.memlock ]; then
+        wanted=$MEMLOCK_BYTES fix=${fix/NOFILE/MEMLOCK}
+        read -ra words <<<"$CPUS"
+        now=$(((${#words[@]} + 1) * MEMLOCK_THREAD_BYTES))
+        [ "$now" -le "$wanted" ] || wanted=$now
+    fi
     if [ -r "$ROOT/proc/$2/limits" ]; then
         while IFS= read -r line; do
             case "$line" in "$3"*) found=yes; break ;; esac
