@@ -336,11 +336,12 @@ impl Records for PartitionLog {
     }
 
     fn read(&self, offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>> {
-        if let Some(at_once) = self.read_cached(offset) {
-            return Box::pin(std::future::ready(at_once));
-        }
         let log = self.clone();
         Box::pin(async move { log.read_one(offset).await })
+    }
+
+    fn read_cached(&self, offset: u64) -> Option<Result<LogRecord, ReadError>> {
+        PartitionLog::read_cached(self, offset)
     }
 
     fn next_readable(&self, offset: u64) -> u64 {
