@@ -22,11 +22,22 @@ const TOPICS_KEPT: usize = 1024;
 #[derive(Default)]
 pub(crate) struct Topics {
     names: HashSet<Rc<str>>,
+    /// The one asked for last: neighbours in the log often share it.
+    last: Option<Rc<str>>,
     sweep_at: usize,
 }
 
 impl Topics {
     pub fn name(&mut self, name: &str) -> Rc<str> {
+        if let Some(last) = self.last.as_ref().filter(|last| &***last == name) {
+            return last.clone();
+        }
+        let name = self.look_up(name);
+        self.last = Some(name.clone());
+        name
+    }
+
+    fn look_up(&mut self, name: &str) -> Rc<str> {
         if let Some(known) = self.names.get(name) {
             return known.clone();
         }
