@@ -69,6 +69,7 @@ fn add(sum: &mut PartitionMetrics, more: &PartitionMetrics) {
     sum.written_bytes += more.written_bytes;
     sum.read_back_mismatches += more.read_back_mismatches;
     sum.damage_found += more.damage_found;
+    sum.poisoned |= more.poisoned;
     match (&mut sum.latencies, &more.latencies) {
         (Some(sum), Some(more)) => {
             let added = sum.durable_write_us.add(&more.durable_write_us);
@@ -151,6 +152,11 @@ fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
     family("narad_storage_damage_found_total", "Places where synced records cannot be read any more.", |l| {
         l.damage_found
     });
+    let poisoned_help = "1 once a write has failed: the log takes no commits until a restart. The error log names it.";
+    page.family("narad_storage_log_poisoned", Kind::Gauge, poisoned_help);
+    for ((topic, partition), figures) in partitions {
+        page.sample(&[("topic", topic), ("partition", partition)], u8::from(figures.log.poisoned));
+    }
 }
 
 fn render_topics(page: &mut Exposition, partitions: &Partitions<'_>) {

@@ -123,10 +123,11 @@ impl PartitionLog {
     }
 
     fn writable(&self) -> Result<(), AppendError> {
+        self.remind_of_poison();
         let state = self.inner.state.borrow();
         match (&state.poison, state.phase) {
             (_, Phase::Retired | Phase::Closed) => Err(AppendError::Closed),
-            (Some(cause), Phase::Open) => Err(AppendError::Poisoned(cause.to_string())),
+            (Some(poison), Phase::Open) => Err(AppendError::Poisoned(poison.cause.to_string())),
             (None, Phase::Open) => Ok(()),
         }
     }

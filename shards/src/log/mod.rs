@@ -131,4 +131,6 @@ pub struct LogMetrics {
     /// Bytes of an interrupted commit that were cut at open.
     pub torn_bytes_cut: u64,
     pub disk_reads: u64,
+    /// A write of unknown outcome: commits are refused until the log is reopened (S38).
+    pub poisoned: bool,
 }

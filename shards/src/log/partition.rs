@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::segment::SparseIndex;
 use super::shared::LogShared;
@@ -13,7 +14,10 @@ use crate::io::{Caching, Disk, File, Open, Slice};
 use crate::peer::LocalBoxFuture;
 use crate::queue::Records;
 use crate::rt::sync::{Lock, LockGuard};
-use crate::rt::{self, Queue};
+use crate::rt::{self, Instant, Queue};
+
+/// How often a poisoned log that is asked to commit says so again.
+const REMIND_EVERY: Duration = Duration::from_secs(60);
 
 /// One partition's log, open. Cheap to clone; all clones are one log.
 #[derive(Clone)]
@@ -41,10 +45,16 @@ pub(super) enum Phase {
     Closed,
 }
 
+pub(super) struct Poison {
+    pub cause: Rc<str>,
+    /// When it was last said in the log.
+    pub told: Instant,
+}
+
 pub(super) struct State {
     pub phase: Phase,
     /// Why appends are refused until the log is reopened (S38).
-    pub poison: Option<Rc<str>>,
+    pub poison: Option<Poison>,
     /// Ascending, each ending where the next begins (S18).
     pub sealed: VecDeque<Sealed>,
     /// `None` until the first commit makes one.
@@ -200,7 +210,7 @@ impl PartitionLog {
 
     /// The first failure, if appends are refused until the log is reopened (S38).
     pub fn is_poisoned(&self) -> Option<String> {
-        self.inner.state.borrow().poison.as_ref().map(|cause| cause.to_string())
+        self.inner.state.borrow().poison.as_ref().map(|poison| poison.cause.to_string())
     }
 
     pub fn is_closed(&self) -> bool {
@@ -212,7 +222,8 @@ impl PartitionLog {
     }
 
     pub fn metrics(&self) -> LogMetrics {
-        self.inner.state.borrow().metrics.clone()
+        let state = self.inner.state.borrow();
+        LogMetrics { poisoned: state.poison.is_some(), ..state.metrics.clone() }
     }
 
     /// Sets whom to tell that records may have become deliverable, or that the log has closed (S96). Called on the
@@ -315,10 +326,23 @@ impl PartitionLog {
     pub(super) fn poison(&self, cause: &str) -> Rc<str> {
         let mut state = self.inner.state.borrow_mut();
         let durable_tail = state.high_watermark;
-        let cause = state.poison.get_or_insert_with(|| cause.into()).clone();
+        let poison = state.poison.get_or_insert_with(|| Poison { cause: cause.into(), told: rt::now() });
+        let cause = poison.cause.clone();
         tracing::error!(dir = %self.inner.dir.display(), durable_tail, err = %cause,
             "storage: fsync failed; log poisoned until reopened");
         cause
+    }
+
+    /// Says again, now and then while commits are refused, what keeps them out and what to do about it.
+    pub(super) fn remind_of_poison(&self) {
+        let mut state = self.inner.state.borrow_mut();
+        let Some(poison) = state.poison.as_mut().filter(|poison| rt::now() >= poison.told + REMIND_EVERY) else {
+            return;
+        };
+        poison.told = rt::now();
+        tracing::error!(dir = %self.inner.dir.display(), err = %poison.cause,
+            "storage: log still poisoned, its commits are refused and its new records go to sibling partitions. Check \
+             the disk (dmesg, smartctl), free or replace it, then restart the broker; nothing answered 202 is lost");
     }
 
     pub(super) async fn enter(&self) -> LockGuard {
