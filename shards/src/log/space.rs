@@ -256,7 +256,7 @@ impl PartitionLog {
                 let mut at = from;
                 while at < until {
                     let piece = FILL_PIECE_BYTES.min(until - at);
-                    let wait = shared.book_fill(piece).saturating_since(rt::now());
+                    let wait = shared.fill.book(piece).saturating_since(rt::now());
                     if !wait.is_zero() && !fill.stop.get() {
                         let _ = rt::timeout(wait, fill.stopped.notified()).await;
                         // whichever comes first
