@@ -8,7 +8,7 @@ use super::frame::{self, FrameCodec, FrameHead, FramePlan, FRAME_BYTES, HEAD_BYT
 use super::open::zero_out;
 use super::partition::{HwmFile, PartitionLog, Phase};
 use super::{hwm, Codec, LogLatencies};
-use crate::io::{Caching, File, Open, Slice, ALIGNMENT};
+use crate::io::{AlignedBuf, Caching, File, Open, Slice, ALIGNMENT};
 use crate::metrics::histogram;
 use crate::peer::Record;
 use crate::rt;
@@ -117,7 +117,6 @@ impl PartitionLog {
             return Err(AppendError::Closed);
         }
         let base = self.advance(&prepared, read.ok());
-        self.inner.shared.return_buffer(prepared.buffer);
         self.fill_ahead();
         Ok(base)
     }
@@ -145,7 +144,7 @@ impl PartitionLog {
             let time_ms = now_ms.max(state.time_floor_ms);
             (active.file.clone(), active.generation, active.tail_at(), active.tail.clone(), state.next_offset, time_ms)
         };
-        let mut buffer = self.inner.shared.take_buffer((tail.len() + most).next_multiple_of(ALIGNMENT));
+        let mut buffer = AlignedBuf::reused((tail.len() + most).next_multiple_of(ALIGNMENT));
         buffer[..tail.len()].copy_from_slice(&tail);
         let mut records = runs.iter().flat_map(|run| run.iter());
         let mut frames = Vec::with_capacity(plans.len());
@@ -286,7 +285,8 @@ impl PartitionLog {
 
     /// Keeps the frames of a commit for its tail readers, out of the buffer that they were checked in (S91).
     fn admit(&self, frames: &[(usize, FrameHead)], read_back: Slice) {
-        if read_back.len() > self.inner.shared.cache.bytes_max() / 4 {
+        let bytes = read_back.allocation_bytes();
+        if bytes > self.inner.shared.cache.bytes_max() / 4 {
             return;
         }
         let plain = frames.iter().map_while(|(at, head)| {
@@ -298,7 +298,7 @@ impl PartitionLog {
         });
         let cached: Vec<CachedFrame> = plain.collect();
         if !cached.is_empty() {
-            self.inner.shared.cache.put(self.inner.id, Rc::new(Extent::new(cached, read_back.len())));
+            self.inner.shared.cache.put(self.inner.id, Rc::new(Extent::new(cached, bytes)));
         }
     }
 

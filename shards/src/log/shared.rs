@@ -1,4 +1,4 @@
-//! What all partition logs of one shard share: read cache, write buffers, the budget of zero-filling.
+//! What all partition logs of one shard share: read cache, compressor, the budget of zero-filling.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -6,17 +6,12 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::cache::FrameCache;
-use crate::io::{AlignedBuf, FillBudget, Slice};
+use crate::io::FillBudget;
 use crate::rt::sync::Lock;
-
-/// Write buffers kept for the next commit: enough for two commits at a time.
-const BUFFERS_KEPT: usize = 2;
-const BUFFER_BYTES: usize = 1 << 20;
 
 /// One per shard, handed to every log at open.
 pub struct LogShared {
     pub cache: FrameCache,
-    buffers: RefCell<Vec<AlignedBuf>>,
     compressor: RefCell<Option<zstd::bulk::Compressor<'static>>>,
     next_log: Cell<u64>,
     /// The shard's, which its WAL fills from too.
@@ -28,7 +23,6 @@ impl LogShared {
     pub fn new(cache_bytes: usize, fill: FillBudget) -> Rc<LogShared> {
         Rc::new(LogShared {
             cache: FrameCache::new(cache_bytes),
-            buffers: RefCell::default(),
             compressor: RefCell::default(),
             next_log: Cell::new(0),
             fill,
@@ -48,22 +42,6 @@ impl LogShared {
         let mut opening = self.opening.borrow_mut();
         opening.retain(|_, turn| turn.in_use());
         opening.entry(dir.to_owned()).or_default().clone()
-    }
-
-    /// A buffer of at least `bytes`, with arbitrary content.
-    pub(super) fn take_buffer(&self, bytes: usize) -> AlignedBuf {
-        let kept = if bytes <= BUFFER_BYTES { self.buffers.borrow_mut().pop() } else { None };
-        kept.unwrap_or_else(|| AlignedBuf::zeroed(if bytes <= BUFFER_BYTES { BUFFER_BYTES } else { bytes }))
-    }
-
-    /// Takes a buffer back, unless somebody still refers to it.
-    pub(super) fn return_buffer(&self, buffer: Slice) {
-        let mut buffers = self.buffers.borrow_mut();
-        if buffer.len() == BUFFER_BYTES && buffers.len() < BUFFERS_KEPT {
-            if let Ok(buffer) = buffer.try_into_mut() {
-                buffers.push(buffer);
-            }
-        }
     }
 
     /// Compresses into `out`; `None` when the result would not be shorter than `out`.
