@@ -262,6 +262,7 @@ impl PartitionLog {
             state.metrics.records += records;
             state.metrics.body_bytes += prepared.body_bytes;
             state.metrics.written_bytes += prepared.bytes as u64;
+            state.commit_bytes = state.commit_bytes - state.commit_bytes / 8 + prepared.bytes as u64 / 8;
             if let Some(active) = state.active.as_mut() {
                 active.data_end = prepared.block_at + prepared.end as u64;
                 let tail_from = prepared.end / ALIGNMENT * ALIGNMENT;

@@ -76,6 +76,8 @@ pub(super) struct State {
     pub read_since_commit: bool,
     pub oldest_first_ms: Option<u64>,
     pub on_visible: Option<Rc<dyn Fn()>>,
+    /// Moving average of what a commit writes.
+    pub commit_bytes: u64,
     pub reads: u64,
     pub metrics: LogMetrics,
     pub trim: Option<rt::Task<()>>,
