@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{AlignedBuf, File};
+use super::{AlignedBuf, File, Slice};
 use crate::rt::{self, Instant};
 
 /// What zero-filling beside other work may take of a device, in bytes per second. Unthrottled it triples the p99 of
@@ -36,6 +36,11 @@ impl FillBudget {
     }
 }
 
+thread_local! {
+    /// What is written again and again.
+    static ZEROS: Slice = AlignedBuf::zeroed(REQUEST_BYTES as usize).freeze();
+}
+
 /// Writes zeros over `offset..offset + bytes` in requests of 1 MiB, not durably. `pause` is awaited after each request
 /// with its size: the caller's rate limit.
 pub async fn zero_fill<P, F>(file: &File, offset: u64, bytes: u64, mut pause: P) -> io::Result<()>
@@ -43,7 +48,7 @@ where
     P: FnMut(u64) -> F,
     F: std::future::Future<Output = ()>,
 {
-    let zeros = AlignedBuf::zeroed(REQUEST_BYTES.min(bytes) as usize).freeze();
+    let zeros = ZEROS.with(Slice::clone);
     let (mut at, end) = (offset, offset + bytes);
     while at < end {
         let step = REQUEST_BYTES.min(end - at);

@@ -99,7 +99,8 @@ impl Source for Wal {
         let mut guard = self.inner.state.borrow_mut();
         let state = &mut *guard;
         let (staging, topics) = (&mut state.staging, &mut state.topics);
-        let (mut records, mut bytes_taken) = (Vec::new(), 0);
+        let likely = staging.durable_next.saturating_sub(from).min(limit.records_max as u64) as usize;
+        let (mut records, mut bytes_taken) = (Vec::with_capacity(likely), 0);
         let next = staging.take_held(from, |head, bytes, at| {
             let body_bytes = head.length as usize - head.key_from();
             if is_full(&records, bytes_taken, body_bytes, limit) {
