@@ -4,6 +4,7 @@
 //! All file I/O of the data plane is positioned, block-aligned and whole: a short count is an error (E14).
 
 mod buf;
+mod fill;
 pub mod ring;
 pub mod sim;
 pub mod system;
@@ -14,6 +15,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 pub use buf::{AlignedBuf, ChunkPool, Slice, ALIGNMENT};
+pub use fill::{zero_fill, FillBudget};
 pub use ring::{Listener, Stream};
 
 /// How a file is opened. Files are created with mode 0600, directories with 0700 (storage S2).
@@ -192,23 +194,4 @@ impl File {
             File::Sim(file) => file.set_len(bytes).await,
         }
     }
-}
-
-/// Writes zeros over `offset..offset + bytes` in requests of 1 MiB, not durably (dependencies.md §4.3).
-/// `pause` is awaited after each request with its size: the caller's rate limit.
-pub async fn zero_fill<P, F>(file: &File, offset: u64, bytes: u64, mut pause: P) -> io::Result<()>
-where
-    P: FnMut(u64) -> F,
-    F: std::future::Future<Output = ()>,
-{
-    const REQUEST_BYTES: u64 = 1 << 20;
-    let zeros = AlignedBuf::zeroed(REQUEST_BYTES.min(bytes) as usize).freeze();
-    let (mut at, end) = (offset, offset + bytes);
-    while at < end {
-        let step = REQUEST_BYTES.min(end - at);
-        file.write_at(at, zeros.slice(0..step as usize)).await?;
-        at += step;
-        pause(step).await;
-    }
-    Ok(())
 }

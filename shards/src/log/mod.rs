@@ -146,6 +146,8 @@ pub struct LogMetrics {
     pub boundary_us: Option<Box<[Histogram; 2]>>,
     /// Failures that closed the log for appends (S39).
     pub poisonings: u64,
+    /// A write of unknown outcome: commits are refused until the log is reopened (S38).
+    pub poisoned: bool,
 }
 
 impl LogMetrics {
@@ -166,6 +168,7 @@ impl LogMetrics {
         self.retention_records += more.retention_records;
         self.retention_unlinks_failed += more.retention_unlinks_failed;
         self.poisonings += more.poisonings;
+        self.poisoned |= more.poisoned;
         if let Some(more) = &more.retention_us {
             add_histogram(self.retention_us.get_or_insert_with(|| Box::new(coarse_histogram())), more);
         }

@@ -176,6 +176,7 @@ impl PartitionLog {
                     read_since_commit: false,
                     oldest_first_ms: None,
                     on_visible: None,
+                    commit_bytes: 0,
                     reads: 0,
                     metrics: LogMetrics::default(),
                     trim: None,

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::retention::{AtClose, Retention};
 use super::segment::SparseIndex;
@@ -16,6 +17,9 @@ use crate::peer::LocalBoxFuture;
 use crate::queue::Records;
 use crate::rt::sync::{Lock, LockGuard};
 use crate::rt::{self, Instant, Queue};
+
+/// How often a poisoned log that is asked to commit says so again.
+const REMIND_EVERY: Duration = Duration::from_secs(60);
 
 /// One partition's log, open. Cheap to clone; all clones are one log.
 #[derive(Clone)]
@@ -44,10 +48,16 @@ pub(super) enum Phase {
     Closed,
 }
 
+pub(super) struct Poison {
+    pub cause: Rc<str>,
+    /// When it was last said in the log.
+    pub told: Instant,
+}
+
 pub(super) struct State {
     pub phase: Phase,
     /// Why appends are refused until the log is reopened (S38).
-    pub poison: Option<Rc<str>>,
+    pub poison: Option<Poison>,
     /// Ascending, each ending where the next begins (S18).
     pub sealed: VecDeque<Sealed>,
     /// `None` until the first commit makes one.
@@ -69,6 +79,8 @@ pub(super) struct State {
     pub read_since_commit: bool,
     pub oldest_first_ms: Option<u64>,
     pub on_visible: Option<Rc<dyn Fn()>>,
+    /// Moving average of what a commit writes.
+    pub commit_bytes: u64,
     pub reads: u64,
     pub metrics: LogMetrics,
     pub trim: Option<rt::Task<()>>,
@@ -217,7 +229,7 @@ impl PartitionLog {
 
     /// The first failure, if appends are refused until the log is reopened (S38).
     pub fn is_poisoned(&self) -> Option<String> {
-        self.inner.state.borrow().poison.as_ref().map(|cause| cause.to_string())
+        self.inner.state.borrow().poison.as_ref().map(|poison| poison.cause.to_string())
     }
 
     pub fn is_closed(&self) -> bool {
@@ -234,7 +246,8 @@ impl PartitionLog {
     }
 
     pub fn metrics(&self) -> LogMetrics {
-        self.inner.state.borrow().metrics.clone()
+        let state = self.inner.state.borrow();
+        LogMetrics { poisoned: state.poison.is_some(), ..state.metrics.clone() }
     }
 
     /// Sets whom to tell that records may have become deliverable, or that the log has closed (S96). Called on the
@@ -358,10 +371,23 @@ impl PartitionLog {
         let mut state = self.inner.state.borrow_mut();
         let durable_tail = state.high_watermark;
         state.metrics.poisonings += u64::from(state.poison.is_none());
-        let cause = state.poison.get_or_insert_with(|| cause.into()).clone();
+        let poison = state.poison.get_or_insert_with(|| Poison { cause: cause.into(), told: rt::now() });
+        let cause = poison.cause.clone();
         tracing::error!(dir = %self.inner.dir.display(), durable_tail, err = %cause,
             "storage: fsync failed; log poisoned until reopened");
         cause
+    }
+
+    /// Says again, now and then while commits are refused, what keeps them out and what to do about it.
+    pub(super) fn remind_of_poison(&self) {
+        let mut state = self.inner.state.borrow_mut();
+        let Some(poison) = state.poison.as_mut().filter(|poison| rt::now() >= poison.told + REMIND_EVERY) else {
+            return;
+        };
+        poison.told = rt::now();
+        tracing::error!(dir = %self.inner.dir.display(), err = %poison.cause,
+            "storage: log still poisoned, its commits are refused and its new records go to sibling partitions. Check \
+             the disk (dmesg, smartctl), free or replace it, then restart the broker; nothing answered 202 is lost");
     }
 
     pub(super) async fn enter(&self) -> LockGuard {
@@ -379,11 +405,12 @@ impl Records for PartitionLog {
     }
 
     fn read(&self, offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>> {
-        if let Some(at_once) = self.read_cached(offset) {
-            return Box::pin(std::future::ready(at_once));
-        }
         let log = self.clone();
         Box::pin(async move { log.read_one(offset).await })
+    }
+
+    fn read_cached(&self, offset: u64) -> Option<Result<LogRecord, ReadError>> {
+        PartitionLog::read_cached(self, offset)
     }
 
     fn next_readable(&self, offset: u64) -> u64 {

@@ -18,6 +18,8 @@ const BLOCK: u64 = ALIGNMENT as u64;
 const FILL_PIECE_BYTES: u64 = 1 << 20;
 /// A segment that filled up within this time has a successor worth preparing in one go.
 const BUSY_SEGMENT_MS: u64 = 60_000;
+/// Commits that are larger on average go to space that was claimed, not filled.
+const FILL_COMMIT_BYTES_MAX: u64 = 64 << 10;
 
 /// Zero-filling of the active segment's next step, on a background task. It owns the bytes from the claimed end on
 /// until it is done: nobody else may write there.
@@ -145,7 +147,8 @@ impl PartitionLog {
             state.roll_owed = false;
             let Some(old) = state.active.replace(next) else { return Ok(()) };
             let bytes = old.data_end.next_multiple_of(BLOCK);
-            let busy = old.first_ms.zip(old.last_ms).is_some_and(|(first, last)| last - first < BUSY_SEGMENT_MS);
+            let busy = old.first_ms.zip(old.last_ms).is_some_and(|(first, last)| last - first < BUSY_SEGMENT_MS)
+                && state.commit_bytes < FILL_COMMIT_BYTES_MAX;
             if state.sealed.is_empty() {
                 state.oldest_first_ms = old.first_ms;
             }
@@ -227,11 +230,14 @@ impl PartitionLog {
         state.active.as_ref().map_or(0, |active| (active.data_end + bytes).saturating_sub(active.claimed))
     }
 
-    /// Starts to prepare the next step once less than half a step is left.
+    /// Starts to prepare the next step once less than half a step is left, unless commits are so large that writing
+    /// their blocks twice costs more than the journal commit that it saves.
     pub(super) fn fill_ahead(&self) {
         let step = {
             let state = self.inner.state.borrow();
-            let Some(active) = &state.active else { return };
+            let Some(active) = state.active.as_ref().filter(|_| state.commit_bytes < FILL_COMMIT_BYTES_MAX) else {
+                return;
+            };
             let step = segment::next_step_bytes(active.claimed);
             (active.claimed - active.data_end.min(active.claimed) < step / 2).then_some(step)
         };
@@ -258,7 +264,7 @@ impl PartitionLog {
                 let mut at = from;
                 while at < until {
                     let piece = FILL_PIECE_BYTES.min(until - at);
-                    let wait = shared.book_fill(piece).saturating_since(rt::now());
+                    let wait = shared.fill.book(piece).saturating_since(rt::now());
                     if !wait.is_zero() && !fill.stop.get() {
                         let _ = rt::timeout(wait, fill.stopped.notified()).await;
                         // whichever comes first

@@ -49,6 +49,10 @@ pub trait Records {
     /// Lowest retained offset.
     fn oldest(&self) -> u64;
     fn read(&self, offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>>;
+    /// The answer of `read`, when it takes no disk. Allocates nothing: most deliveries are answered so.
+    fn read_cached(&self, _offset: u64) -> Option<Result<LogRecord, ReadError>> {
+        None
+    }
     /// The next offset at or after `offset` that may hold a readable record: lets a consumer step over a permanent
     /// gap at once instead of offset by offset.
     fn next_readable(&self, offset: u64) -> u64;

@@ -170,7 +170,7 @@ impl PartitionQueue {
     /// Whether a claim would find something. Cheap: a scan asks every partition.
     pub fn is_available(self: &Rc<Self>) -> bool {
         self.records.borrow().touch();
-        let bounds = self.touch();
+        let bounds = self.touch(rt::now());
         self.state.borrow().available(bounds).is_ok()
     }
 
@@ -184,7 +184,11 @@ impl PartitionQueue {
             let Some(reservation) = self.reserve() else { break };
             let records = self.records.borrow().clone();
             records.touch();
-            match records.read(reservation.offset).await {
+            let read = match records.read_cached(reservation.offset) {
+                Some(read) => read,
+                None => records.read(reservation.offset).await,
+            };
+            match read {
                 Ok(record) => held.push(reservation.deliver(record)),
                 Err(ReadError::Unreadable) => {
                     let next = records.next_readable(reservation.offset + 1);
@@ -203,19 +207,20 @@ impl PartitionQueue {
 
     /// Leases the next record (C7). Any touch notices lapsed leases and removed records first (D7, C59).
     fn reserve(self: &Rc<Self>) -> Option<Reservation<'_>> {
-        let bounds = self.touch();
+        let now = rt::now();
+        let bounds = self.touch(now);
         let mut state = self.state.borrow_mut();
         state.available(bounds).ok()?;
         let nonce = (rt::random_u64() >> 1).max(1);
-        let offset = state.reserve(rt::now(), bounds, nonce).ok()?;
+        let offset = state.reserve(now, bounds, nonce).ok()?;
         drop(state);
         self.schedule_sweep();
         Some(Reservation { partition: self, offset, nonce })
     }
 
-    fn touch(self: &Rc<Self>) -> Bounds {
+    fn touch(self: &Rc<Self>, now: Instant) -> Bounds {
         let bounds = self.bounds();
-        let lapsed = self.state.borrow_mut().expire(rt::now());
+        let lapsed = self.state.borrow_mut().expire(now);
         self.retire_below(bounds.oldest);
         if lapsed > 0 {
             self.announce();
@@ -237,10 +242,9 @@ impl PartitionQueue {
         }
     }
 
-    /// Ack, extend, nack or release one lease.
-    pub fn settle(self: &Rc<Self>, settle: &Settle) -> SettleStatus {
-        let bounds = self.touch();
-        let now = rt::now();
+    /// Ack, extend, nack or release one lease, as of `now`.
+    pub fn settle(self: &Rc<Self>, settle: &Settle, now: Instant) -> SettleStatus {
+        let bounds = self.touch(now);
         let mut state = self.state.borrow_mut();
         let blocked = state.available(bounds).is_err();
         let settled = match settle.mode {
@@ -375,7 +379,7 @@ impl PartitionQueue {
     /// Called by the sweeper at the time of the oldest lease.
     pub fn sweep(self: &Rc<Self>) {
         self.sweep_at.set(None);
-        self.touch();
+        self.touch(rt::now());
         self.schedule_sweep();
     }
 

@@ -527,11 +527,11 @@ impl ShardQueues {
             // Positions are written for the last time: an ack taken now would be confirmed and forgotten (D18).
             return vec![SettleStatus::OwnerDown; settles.len()];
         }
-        let topic = self.topic(incarnation);
+        let (topic, now) = (self.topic(incarnation), rt::now());
         let settle = |settle: &Settle| match &topic {
             None => SettleStatus::LeaseGone,
             Some(topic) => match topic.open_partition(settle.partition) {
-                Some(partition) => partition.settle(settle),
+                Some(partition) => partition.settle(settle, now),
                 None if topic.serves(settle.partition) => SettleStatus::LeaseGone,
                 None => SettleStatus::NotOwner,
             },

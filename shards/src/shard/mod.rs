@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dispatch::{Dispatcher, Environment, Limits};
-use crate::io::Disk;
+use crate::io::{Disk, FillBudget};
 use crate::log::{LogOptions, LogShared, TopicDirectories};
 use crate::meta::{Address, NodeId, ShardId, Snapshot};
 use crate::metrics::ShardMetrics;
@@ -116,10 +116,11 @@ impl Shard {
         snapshot: Arc<Snapshot>,
         carrier: Rc<dyn Carrier>,
     ) -> Result<Shard, ShardOpenError> {
-        let wal = open_wal(&options, u32::from(options.id), Mode::Active).await?;
+        let fill = FillBudget::of_shard(u64::from(snapshot.shards));
+        let wal = open_wal(&options, u32::from(options.id), Mode::Active, &fill).await?;
         let mut adopted = Vec::new();
         for number in &options.adopt {
-            adopted.push((*number, open_wal(&options, *number, Mode::Drain).await?));
+            adopted.push((*number, open_wal(&options, *number, Mode::Drain, &fill).await?));
         }
         let committer = Committer::new(options.disk.clone(), options.positions);
         let topics = TopicDirectories::new(options.disk.clone(), options.data_dir.join("topics"));
@@ -132,7 +133,7 @@ impl Shard {
             wal,
             own: OnceCell::new(),
             adopted: RefCell::default(),
-            partitions: Partitions::new(LogShared::new(options.memory_bytes / 8)),
+            partitions: Partitions::new(LogShared::new(options.memory_bytes / 8, fill)),
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
             reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
@@ -219,11 +220,12 @@ fn staging_bytes(options: &ShardOptions) -> usize {
     (options.memory_bytes / 4).max(largest_batch)
 }
 
-async fn open_wal(options: &ShardOptions, number: u32, mode: Mode) -> Result<Wal, ShardOpenError> {
+async fn open_wal(options: &ShardOptions, number: u32, mode: Mode, fill: &FillBudget) -> Result<Wal, ShardOpenError> {
     let dir = options.data_dir.join("ingress").join(number.to_string());
     let mut wal = WalOptions::new(options.disk.clone(), dir, number, options.store_id);
     wal.segment_bytes = options.wal_segment_bytes;
     wal.staging_bytes_max = staging_bytes(options);
+    wal.fill = fill.clone();
     wal.mode = mode;
     Wal::open(wal).await.map_err(|error| ShardOpenError(error.to_string()))
 }

@@ -199,7 +199,7 @@ impl Inner {
                 let segment = Segment::planned(&inner.folder, number, inner.segment_bytes, true);
                 (segment, state.staging.durable_next)
             };
-            let pace = Paced { hurry: || inner.state.borrow().closing };
+            let pace = Paced { budget: inner.fill.clone(), hurry: || inner.state.borrow().closing };
             let made = inner.folder.make(&segment, floor, &pace).await;
             {
                 let mut state = inner.state.borrow_mut();

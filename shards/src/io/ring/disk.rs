@@ -195,7 +195,7 @@ impl RingFile {
     pub async fn read_at(&self, offset: u64, bytes: usize) -> io::Result<Slice> {
         const WHAT: &str = "cannot read";
         self.check_aligned(WHAT, offset, bytes)?;
-        let mut buf = AlignedBuf::zeroed(bytes);
+        let mut buf = AlignedBuf::reused(bytes); // the device fills all that is handed out
         let mut done = 0;
         while done < bytes {
             let at = offset + done as u64;
