@@ -54,7 +54,9 @@ fn request(method: &str, target: &str, body: &[u8]) -> Vec<u8> {
 fn expect(response: Response, status: u16) -> io::Result<Response> {
     match response.status == status {
         true => Ok(response),
-        false => Err(io::Error::other(format!("answered {} instead of {status}: {}", response.status, response.text()))),
+        false => {
+            Err(io::Error::other(format!("answered {} instead of {status}: {}", response.status, response.text())))
+        }
     }
 }
 
@@ -165,7 +167,9 @@ fn holds(counts: &BTreeMap<String, u64>, stored: &BTreeMap<String, u64>) -> bool
             eprintln!("{name}: {count} instructions, {percent:+.1} % against the stored {before}");
             holds = false;
         } else if percent < -ALLOWED_PERCENT {
-            eprintln!("{name}: {percent:+.1} % against the stored {before}: write the table again, so that it stays so");
+            eprintln!(
+                "{name}: {percent:+.1} % against the stored {before}: write the table again, so that it stays so"
+            );
         }
     }
     holds
