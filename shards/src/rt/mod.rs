@@ -5,6 +5,7 @@
 //! Nothing in this crate uses another executor, timer, channel or clock.
 
 pub mod ring;
+mod ring_os;
 mod ring_pool;
 mod ring_task;
 #[cfg(test)]
@@ -110,10 +111,15 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<dyn Runtime>>> = const { RefCell::new(None) };
 }
 
+const OUTSIDE: &str = "called outside a runtime: rt functions work on shard threads and in simulation only";
+
 fn current() -> Rc<dyn Runtime> {
-    CURRENT
-        .with(|c| c.borrow().clone())
-        .expect("called outside a runtime: rt functions work on shard threads and in simulation only")
+    CURRENT.with(|c| c.borrow().clone()).expect(OUTSIDE)
+}
+
+/// For what comes back at once and enters nothing.
+fn with_current<T>(act: impl FnOnce(&dyn Runtime) -> T) -> T {
+    CURRENT.with(|c| act(&**c.borrow().as_ref().expect(OUTSIDE)))
 }
 
 /// Makes `runtime` the thread's runtime until the returned guard is dropped.
@@ -161,16 +167,18 @@ impl<T> Future for Task<T> {
     }
 }
 
+/// The time. It stands still while a task is being polled, in simulation as on a real clock: one look serves the whole
+/// poll.
 pub fn now() -> Instant {
-    current().now()
+    with_current(|runtime| runtime.now())
 }
 
 pub fn wall_clock_ms() -> u64 {
-    current().wall_clock_ms()
+    with_current(|runtime| runtime.wall_clock_ms())
 }
 
 pub fn random_u64() -> u64 {
-    current().random_u64()
+    with_current(|runtime| runtime.random_u64())
 }
 
 /// Runs a closure that may block (a password hash, a large frame's decompression) off the shard.
