@@ -28,7 +28,7 @@ use std::time::Duration;
 use crate::spsc::Doorbell;
 
 pub use several::{all, first_of};
-pub use sleep::{sleep, sleep_until, timeout, yield_now, Elapsed, Sleep};
+pub use sleep::{sleep, sleep_until, submitted, timeout, yield_now, Elapsed, Sleep};
 
 pub(crate) type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -81,6 +81,10 @@ pub(crate) trait Runtime {
     fn run_blocking(&self, job: Box<dyn FnOnce() + Send>);
     /// Wakes a task of this runtime from another thread: see `blocking`.
     fn remote_wake(&self) -> Box<dyn Fn(Waker) + Send>;
+    /// See [`submitted`]: wakes the task when that is so.
+    fn wake_when_submitted(&self, waker: Waker) {
+        waker.wake();
+    }
     /// Has the runtime poll `inbox` each turn, and returns the bell that its senders ring. `None`: the runtime has
     /// no loop of its own for that; a task must do it.
     fn add_inbox(&self, _inbox: Rc<dyn Inbox>) -> Option<Arc<Doorbell>> {

@@ -167,6 +167,8 @@ struct RingRuntime {
     serial: Cell<u64>,
     random: RefCell<ChaCha20Rng>,
     inboxes: RefCell<Vec<Rc<dyn Inbox>>>,
+    /// Tasks that go on after the next submission.
+    after_submit: RefCell<Vec<Waker>>,
     spin: Duration,
     /// CPUs of the process before this thread was pinned (lesson P2).
     cpus: libc::cpu_set_t,
@@ -261,6 +263,7 @@ impl RingRuntime {
             serial: Cell::new(0),
             random: RefCell::new(ChaCha20Rng::from_seed(seed)),
             inboxes: RefCell::default(),
+            after_submit: RefCell::default(),
             spin: if options.cpu.is_some() { options.spin } else { Duration::ZERO },
             cpus,
             stopping: Cell::new(false),
@@ -378,13 +381,16 @@ impl RingRuntime {
         self.ring.reap();
         self.take_messages();
         self.expire_timers(monotonic_nanos());
-        if LOCAL.with(Local::anything_runnable) {
+        let mut waiting = self.after_submit.take();
+        if LOCAL.with(Local::anything_runnable) || !waiting.is_empty() {
             if self.ring.wants_enter() {
                 self.ring.enter(None);
             }
+            waiting.drain(..).for_each(Waker::wake);
         } else if !self.spin_for_work() {
             self.block();
         }
+        self.after_submit.replace(waiting);
         self.clock.set(0);
         self.ring.reap();
         self.take_messages();
@@ -534,6 +540,10 @@ impl Runtime for RingRuntime {
 
     fn remote_wake(&self) -> Box<dyn Fn(Waker) + Send> {
         Box::new(Waker::wake)
+    }
+
+    fn wake_when_submitted(&self, waker: Waker) {
+        self.after_submit.borrow_mut().push(waker);
     }
 
     fn add_inbox(&self, inbox: Rc<dyn Inbox>) -> Option<Arc<Doorbell>> {

@@ -333,6 +333,34 @@ fn e25_a_panic_in_a_task_takes_the_process_down_with_the_reason_last() {
 }
 
 #[test]
+fn what_follows_a_submission_runs_after_everything_that_was_runnable() {
+    let order = run(|_| async {
+        let log: Rc<std::cell::RefCell<Vec<u32>>> = Rc::default();
+        let write = |number: u32| {
+            let log = log.clone();
+            move || log.borrow_mut().push(number)
+        };
+        let (early, late, last) = (write(1), write(2), write(3));
+        let tasks = [
+            rt::spawn(Queue::Foreground, async move {
+                rt::submitted().await;
+                last();
+            }),
+            rt::spawn(Queue::Foreground, async move {
+                early();
+                rt::yield_now().await;
+                late();
+            }),
+        ];
+        for task in tasks {
+            task.await;
+        }
+        log.take()
+    });
+    assert_eq!(order, [1, 2, 3]);
+}
+
+#[test]
 fn e25_a_contained_panic_leaves_the_shard_alive() {
     let outcome = run(|_| async {
         let outcome = rt::contain(async { panic!("a handler") }).await;
