@@ -81,6 +81,12 @@ pub(crate) trait Runtime {
     fn run_blocking(&self, job: Box<dyn FnOnce() + Send>);
     /// Wakes a task of this runtime from another thread: see `blocking`.
     fn remote_wake(&self) -> Box<dyn Fn(Waker) + Send>;
+    /// See [`is_woken`].
+    fn is_woken(&self) -> bool {
+        true
+    }
+    /// See [`forget_wake`].
+    fn forget_wake(&self) {}
     /// See [`submitted`]: wakes the task when that is so.
     fn wake_when_submitted(&self, waker: Waker) {
         waker.wake();
@@ -183,6 +189,17 @@ pub fn wall_clock_ms() -> u64 {
 
 pub fn random_u64() -> u64 {
     with_current(|runtime| runtime.random_u64())
+}
+
+/// Whether the task that is being polled has been woken since this poll began, as far as the runtime can tell.
+pub fn is_woken() -> bool {
+    with_current(|runtime| runtime.is_woken())
+}
+
+/// Takes the wake of the task that is being polled back: for one that something in this very poll has caused, and that
+/// is known to be for nothing. To be called only where [`is_woken`] was false right before it.
+pub fn forget_wake() {
+    with_current(|runtime| runtime.forget_wake());
 }
 
 /// Runs a closure that may block (a password hash, a large frame's decompression) off the shard.

@@ -136,6 +136,10 @@ impl Tasks {
         }
     }
 
+    fn waker(&self, index: usize) -> Option<&TaskWaker> {
+        self.slots.get(index)?.as_ref().map(|task| &*task.waker)
+    }
+
     fn remove(&mut self, index: usize) -> Option<Task> {
         let task = self.slots[index].take();
         self.free.extend(task.is_some().then_some(index));
@@ -173,6 +177,8 @@ struct RingRuntime {
     /// CPUs of the process before this thread was pinned (lesson P2).
     cpus: libc::cpu_set_t,
     stopping: Cell<bool>,
+    /// Index of the task that is being polled.
+    polling: Cell<usize>,
     /// The time as the task that is being polled sees it; 0 until it asks.
     clock: Cell<u64>,
     slice_start: Cell<u64>,
@@ -267,6 +273,7 @@ impl RingRuntime {
             spin: if options.cpu.is_some() { options.spin } else { Duration::ZERO },
             cpus,
             stopping: Cell::new(false),
+            polling: Cell::new(0),
             clock: Cell::new(0),
             slice_start: Cell::new(monotonic_nanos()),
             polls: Cell::new(0),
@@ -300,6 +307,10 @@ impl RingRuntime {
         if self.stopping.get() {
             return Poll::Ready(());
         }
+        if !waker.is_woken() {
+            return Poll::Pending; // the wake was taken back
+        }
+        self.polling.set(index);
         let future = self.tasks.borrow_mut().slots[index].as_mut().and_then(|task| task.future.take());
         let mut future = future.expect("a task is in the table until it is done, and polled once at a time");
         waker.begin_poll(inner);
@@ -540,6 +551,16 @@ impl Runtime for RingRuntime {
 
     fn remote_wake(&self) -> Box<dyn Fn(Waker) + Send> {
         Box::new(Waker::wake)
+    }
+
+    fn is_woken(&self) -> bool {
+        self.tasks.borrow().waker(self.polling.get()).is_none_or(|waker| waker.is_woken())
+    }
+
+    fn forget_wake(&self) {
+        if let Some(waker) = self.tasks.borrow().waker(self.polling.get()) {
+            waker.uncount();
+        }
     }
 
     fn wake_when_submitted(&self, waker: Waker) {
