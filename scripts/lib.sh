@@ -35,10 +35,13 @@ find_cargo() {
     return 1
 }
 
-# Installs what is missing, after saying so.
+# Installs what is missing, after saying so. Arguments: commands needed besides, each from the package of its name.
 install_prerequisites() {
-    local packages
+    local packages command
     packages=$(missing_packages | tr '\n' ' ')
+    for command in "$@"; do
+        command -v "$command" >/dev/null 2>&1 || packages+="$command "
+    done
     if [ -n "${packages// /}" ]; then
         command -v apt-get >/dev/null 2>&1 || die "missing: $packages- install them with your package manager"
         say "installing Debian packages: $packages"

@@ -39,7 +39,7 @@ pub use config::{HttpSettings, Surface, TopicDefaults};
 pub use conn::serve_connection;
 pub use limits::{ConnectionSlot, NodeLimits};
 pub use metrics::HttpMetrics;
-pub use socket::Socket;
+pub use socket::{Socket, Transport};
 
 use std::cell::Cell;
 use std::sync::Arc;
