@@ -123,9 +123,8 @@ fn main() -> ExitCode {
         }
     };
     let common = Common { out: arguments.out, compare: arguments.compare, repeat: arguments.repeat.max(1) };
-    let done = (0..common.repeat)
-        .map(|_| arguments.command.run(&common))
-        .collect::<Result<Vec<Run>, Failure>>()
+    let done = report::check(&common)
+        .and_then(|()| (0..common.repeat).map(|_| arguments.command.run(&common)).collect::<Result<Vec<Run>, _>>())
         .and_then(|runs| report::finish(&common, runs));
     match done {
         Ok(()) => ExitCode::SUCCESS,
