@@ -107,10 +107,21 @@ fn hoist(words: Vec<String>) -> Vec<String> {
     front
 }
 
-fn main() -> ExitCode {
-    let words = hoist(std::env::args().skip(1).collect());
+fn parse(words: &[String]) -> Result<Arguments, argh::EarlyExit> {
+    let words = hoist(words.to_vec());
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let arguments = match Arguments::from_args(&["narad-bench"], &words) {
+    Arguments::from_args(&["narad-bench"], &words)
+}
+
+/// Measures what a command line says, as a part of something larger: nothing is printed or written.
+fn measure(words: &[String], common: &Common) -> Result<Run, Failure> {
+    let arguments = parse(words).map_err(|exit| Failure(exit.output.trim_end().to_string()))?;
+    arguments.command.run(common)
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = match parse(&words) {
         Ok(arguments) => arguments,
         Err(exit) => {
             let asked = exit.status.is_ok();

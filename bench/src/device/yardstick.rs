@@ -51,7 +51,9 @@ impl Yardstick {
         run.figure("device.durable_bandwidth", self.durable_bytes_per_s, "B/s", Better::Higher);
         run.figure("device.durable_bandwidth.block", self.durable_block_bytes as f64, "B", Better::Neither);
         run.figure("device.read_bandwidth", self.read_bytes_per_s, "B/s", Better::Higher);
+        run.figure("device.durable_4k.cpu_wait", self.durable_4k.cpu_wait(), "ratio", Better::Neither);
         run.set("device.method", self.method.title());
+        run.notes.extend(cpu_wait_note(&self.durable_4k));
     }
 }
 
@@ -80,6 +82,18 @@ pub fn yardstick(dir: &Path, duration: Duration) -> Result<Yardstick, Failure> {
         durable_bytes_per_s,
         durable_block_bytes,
         read_bytes_per_s: read.bytes_per_s(),
+    })
+}
+
+/// A sentence where other programs kept the measuring thread from its CPU.
+fn cpu_wait_note(sample: &Sample) -> Option<String> {
+    let wait = sample.cpu_wait();
+    (wait > 0.02).then(|| {
+        format!(
+            "while the drive was sampled, the sampling thread waited for a CPU {:.0} % of the time: its latencies are too \
+             long by that, and ratios to them too good",
+            wait * 100.0
+        )
     })
 }
 
@@ -178,15 +192,16 @@ impl<T> Paired<T> {
         all
     }
 
-    /// A sentence for the result where the drive moved while it was measured.
-    pub fn note(&self) -> Option<String> {
+    /// Sentences for the result where the drive moved while it was measured, or could not be measured well.
+    pub fn notes(&self) -> Vec<String> {
         let unsteady = self.rounds.iter().filter(|round| !round.steady()).count();
-        (unsteady > 0).then(|| {
+        let moved = (unsteady > 0).then(|| {
             format!(
                 "the drive's own p50 changed by more than a factor of two during {unsteady} of {} rounds",
                 self.rounds.len()
             )
-        })
+        });
+        moved.into_iter().chain(cpu_wait_note(&self.device())).collect()
     }
 }
 
@@ -234,7 +249,7 @@ mod tests {
         let ratio = paired.ratio(|round| round.load / round.device_p50_ns());
         assert_eq!(ratio.count, 3);
         assert!((ratio.median - 2.0).abs() < 0.05, "{ratio:?}");
-        assert!(paired.note().is_some_and(|note| note.contains("1 of 4")));
+        assert!(paired.notes().iter().any(|note| note.contains("1 of 4")));
         assert!((paired.rounds[0].device_rate_per_s() - 10_000.0).abs() < 1.0);
     }
 }

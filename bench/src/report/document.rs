@@ -109,7 +109,9 @@ impl Document {
             if figures.iter().any(|known| known.name == figure.name) {
                 continue;
             }
-            let values: Vec<f64> = runs.iter().filter_map(|run| run.value(&figure.name)).collect();
+            // A run that measured in rounds has a figure of that name for each.
+            let same = runs.iter().flat_map(|run| &run.figures).filter(|other| other.name == figure.name);
+            let values: Vec<f64> = same.map(|other| other.value).collect();
             let Spread { median, low, high, .. } = Spread::of(&values);
             let better = match figure.better {
                 Better::Lower => "lower",

@@ -112,8 +112,8 @@ impl Machine {
             (true, false) => UNKNOWN.into(),
         };
         self.drive_kind = match attribute("queue/rotational").as_deref() {
-            Some("0") => "solid state, or says so".into(),
-            Some("1") => "rotational".into(),
+            Some("0") => "solid state as far as the kernel knows".into(),
+            Some("1") => "rotational as far as the kernel knows".into(),
             _ => UNKNOWN.into(),
         };
         self.write_cache = or_unknown(attribute("queue/write_cache"));

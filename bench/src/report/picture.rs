@@ -14,7 +14,9 @@ use super::hgrm::curve;
 use super::text::human;
 use crate::run::{Failure, Series};
 
-const SIZE: (u32, u32) = (1100, 620);
+const SIZE: (u32, u32) = (1280, 620);
+/// Right of it stands the legend.
+const CHART_WIDTH: u32 = 960;
 const FONT: &str = "sans-serif";
 static FONT_FILE: &[u8] = include_bytes!("../../assets/dejavu-sans-subset.ttf");
 /// Lines that a picture holds; more cannot be told apart.
@@ -162,7 +164,8 @@ impl Chart {
     fn draw<B: DrawingBackend>(&self, area: &DrawingArea<B, Shift>) -> Result<(), String> {
         area.fill(&WHITE).map_err(text)?;
         let [x, y] = &self.axes;
-        let mut chart = ChartBuilder::on(area)
+        let (left, right) = area.split_horizontally(CHART_WIDTH);
+        let mut chart = ChartBuilder::on(&left)
             .caption(&self.title, (FONT, 22))
             .margin(16)
             .x_label_area_size(48)
@@ -181,21 +184,11 @@ impl Chart {
             .map_err(text)?;
         for (index, (name, points)) in self.lines.iter().enumerate() {
             let style = COLORS[index % LINES].stroke_width(2);
-            chart
-                .draw_series(LineSeries::new(points.iter().copied(), style))
-                .map_err(text)?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 22, y)], style));
+            chart.draw_series(LineSeries::new(points.iter().copied(), style)).map_err(text)?;
+            let y = 60 + 24 * index as i32;
+            right.draw(&PathElement::new([(0, y), (24, y)], style)).map_err(text)?;
+            right.draw(&Text::new(name.as_str(), (32, y - 8), (FONT, 15).into_font())).map_err(text)?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperLeft)
-            .legend_area_size(30)
-            .label_font((FONT, 15))
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.3))
-            .draw()
-            .map_err(text)?;
         area.present().map_err(text)
     }
 }
