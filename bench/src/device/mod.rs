@@ -1,6 +1,6 @@
 //! `narad-bench device`: what the drive can do, and the yardstick that other figures are divided by.
 
-mod measure;
+pub mod measure;
 mod ring;
 mod scratch;
 mod table;
@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use argh::FromArgs;
 
-pub use measure::Sample;
-pub use yardstick::{paired, yardstick, Paired, Probe, Round, Yardstick, SAMPLE_TIME};
+pub use yardstick::{paired, yardstick, Round};
 
 use crate::run::{Failure, Run};
 use crate::Common;

@@ -34,11 +34,6 @@ pub struct Yardstick {
 }
 
 impl Yardstick {
-    /// p50 of a serial durable 4 KiB write, nanoseconds.
-    pub fn durable_4k_p50_ns(&self) -> f64 {
-        self.durable_4k.quantile_ns(0.5)
-    }
-
     /// Serial durable 4 KiB writes per second.
     pub fn durable_4k_rate_per_s(&self) -> f64 {
         self.durable_4k.rate_per_s()
@@ -75,7 +70,7 @@ pub fn yardstick(dir: &Path, duration: Duration) -> Result<Yardstick, Failure> {
     }
     let best = bandwidth.iter().max_by(|a, b| a.bytes_per_s().total_cmp(&b.bytes_per_s()));
     let (durable_bytes_per_s, durable_block_bytes) = best.map_or((0.0, 0), |best| (best.bytes_per_s(), best.bytes));
-    let read = reads(&mut ring, &mut scratch, 1 << 20, 4, false, duration / 4)?;
+    let read = reads(&mut ring, &scratch, 1 << 20, 4, false, duration / 4)?;
     Ok(Yardstick {
         method: probe.method,
         durable_4k,
@@ -192,8 +187,8 @@ impl<T> Paired<T> {
         all
     }
 
-    /// Sentences for the result where the drive moved while it was measured, or could not be measured well.
-    pub fn notes(&self) -> Vec<String> {
+    /// A sentence for the result where the drive moved while it was measured, or could not be measured well.
+    pub fn note(&self) -> Option<String> {
         let unsteady = self.rounds.iter().filter(|round| !round.steady()).count();
         let moved = (unsteady > 0).then(|| {
             format!(
@@ -201,7 +196,8 @@ impl<T> Paired<T> {
                 self.rounds.len()
             )
         });
-        moved.into_iter().chain(cpu_wait_note(&self.device())).collect()
+        let sentences: Vec<String> = moved.into_iter().chain(cpu_wait_note(&self.device())).collect();
+        (!sentences.is_empty()).then(|| sentences.join("; "))
     }
 }
 
@@ -249,7 +245,7 @@ mod tests {
         let ratio = paired.ratio(|round| round.load / round.device_p50_ns());
         assert_eq!(ratio.count, 3);
         assert!((ratio.median - 2.0).abs() < 0.05, "{ratio:?}");
-        assert!(paired.notes().iter().any(|note| note.contains("1 of 4")));
+        assert!(paired.note().is_some_and(|note| note.contains("1 of 4")));
         assert!((paired.rounds[0].device_rate_per_s() - 10_000.0).abs() < 1.0);
     }
 }

@@ -46,21 +46,24 @@ pub fn add_tables(suite: &mut Run, step: &Step, run: &Run) {
 }
 
 /// Adds the ratios of a round: latencies over the drive's p50, rates over its serial durable writes a second, the p99
-/// over the p50.
+/// over the p50. Commands that sampled the drive themselves, even closer to their load, have the first two already.
 pub fn add_ratios(suite: &mut Run, step: &Step, round: &Measured) {
     let Some(run) = &round.load else { return };
     for figure in &run.figures {
         let name = rename(step, &figure.name);
         if figure.unit == "ns" && name.ends_with(".p50") {
-            let ratio = figure.value / round.device_p50_ns();
-            suite.figure(format!("{name}_over_device"), ratio, "ratio", Better::Lower);
+            if run.value(&format!("{}_over_device", figure.name)).is_none() {
+                let ratio = figure.value / round.device_p50_ns();
+                suite.figure(format!("{name}_over_device"), ratio, "ratio", Better::Lower);
+            }
             let base = figure.name.trim_end_matches("p50");
             if let Some(p99) = run.value(&format!("{base}p99")) {
                 let name = rename(step, &format!("{base}p99_over_p50"));
                 suite.figure(name, p99 / figure.value, "ratio", Better::Lower);
             }
         }
-        if figure.unit == "1/s" && name.ends_with(".rate") {
+        let known = run.value(&format!("{}_over_device", figure.name)).is_some();
+        if figure.unit == "1/s" && name.ends_with(".rate") && !known {
             let ratio = figure.value / round.device_rate_per_s();
             suite.figure(format!("{name}_over_device"), ratio, "ratio", Better::Higher);
         }
@@ -91,7 +94,7 @@ pub fn counts(rounds: &[&Measured]) -> Vec<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Sample;
+    use crate::device::measure::Sample;
     use std::time::Duration;
 
     fn sample(ns: u64) -> Sample {

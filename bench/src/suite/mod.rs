@@ -113,7 +113,7 @@ fn run_part(suite: &mut Run, common: &Common, place: &Place, part: &Part, show: 
             }
         }
     })?;
-    suite.notes.extend(measured.notes());
+    suite.notes.extend(measured.note());
     suite.latency(&format!("device.around_{}", part.name), measured.device().latency, Vec::new());
     for (at, step) in part.steps.iter().enumerate() {
         let rounds: Vec<&Measured> = measured.rounds.iter().skip(at).step_by(count).collect();
@@ -146,20 +146,23 @@ fn step_name(step: &Step) -> String {
 
 /// The loads, each with its ratios.
 fn loads(suite: &Run, parts: &[Part]) -> Table {
-    let show = |name: String, unit: &str| {
-        targets::spread(suite, &name).map_or("-".into(), |spread| human(spread.median, unit))
-    };
     let rows = parts.iter().filter(|part| part.paired).flat_map(|part| &part.steps).map(|step| {
         let name = step_name(step);
+        // Not every command names its figures by the connections.
+        let show = |figure: &str, unit: &str| {
+            let spread =
+                [&name, &step.label].iter().find_map(|name| targets::spread(suite, &format!("{name}.{figure}")));
+            spread.map_or("-".into(), |spread| human(spread.median, unit))
+        };
         vec![
             name.clone(),
-            show(format!("{name}.rate"), "1/s"),
-            show(format!("{name}.rate_over_device"), "ratio"),
-            show(format!("{name}.rate_over_http"), "ratio"),
-            show(format!("{name}.p50"), "ns"),
-            show(format!("{name}.p50_over_device"), "ratio"),
-            show(format!("{name}.p99"), "ns"),
-            show(format!("{name}.rate_per_broker_core"), "1/s"),
+            show("rate", "1/s"),
+            show("rate_over_device", "ratio"),
+            show("rate_over_http", "ratio"),
+            show("p50", "ns"),
+            show("p50_over_device", "ratio"),
+            show("p99", "ns"),
+            show("rate_per_broker_core", "1/s"),
         ]
     });
     let head = ["load", "rate", "over device", "over http", "p50", "over device", "p99", "per broker core"];

@@ -74,9 +74,14 @@ impl Place {
         if let [broker, load, ..] = self.cpus[..] {
             words.extend(["--broker-cpus", &broker.to_string(), "--load-cpu", &load.to_string()].map(String::from));
         }
-        let (warmup, duration) = if self.quick { ("200ms", "500ms") } else { ("1s", "2s") };
-        words.extend(["--warmup", warmup, "--duration", duration].map(String::from));
+        words.extend(self.times());
         words
+    }
+
+    /// How long a load warms up and counts.
+    fn times(&self) -> Vec<String> {
+        let (warmup, duration) = if self.quick { ("200ms", "500ms") } else { ("1s", "2s") };
+        ["--warmup", warmup, "--duration", duration].map(String::from).to_vec()
     }
 
     /// The whole plan, in the order in which it runs.
@@ -91,6 +96,14 @@ impl Place {
             _ => Vec::new(),
         };
         let load = |label: &str, words: &str| Step::new(label, words).and(&start);
+        // The ceiling has no broker, only the broker's HTTP stack on the broker's CPU.
+        let http = |connections: usize| {
+            let mut words = self.times();
+            if let [server, load, ..] = self.cpus[..] {
+                words.extend(["--cpu", &server.to_string(), "--load-cpu", &load.to_string()].map(String::from));
+            }
+            Step::new("http", &format!("http --connections {connections}")).and(&words)
+        };
         let broker = |label: &str, words: &str, arguments: &str| {
             load(label, words).and(&["--broker-args".into(), arguments.into()])
         };
@@ -100,6 +113,9 @@ impl Place {
         if let Some(binary) = &self.binary {
             recover = recover.and(&["--narad".into(), binary.display().to_string()]);
         }
+        // Its duration is that of all its phases together.
+        let fairness = load("fairness", &long("fairness", "fairness --rounds 1 --prefill 20000"));
+        let fairness = fairness.and(&["--duration".into(), long("9s", "1s")]);
         let mut parts = vec![
             single(
                 "device",
@@ -113,9 +129,9 @@ impl Place {
                 rounds,
                 paired: true,
                 steps: vec![
-                    load("http", "http --connections 64"),
+                    http(64),
                     load("produce", "produce --connections 64"),
-                    load("http", "http --connections 256"),
+                    http(256),
                     load("produce", "produce --connections 256"),
                     load("produce", "produce --connections 8"),
                     load("produce", "produce --connections 1"),
@@ -133,7 +149,7 @@ impl Place {
                     load("consume", "consume --connections 8"),
                 ],
             },
-            single("fairness", load("fairness", "fairness")),
+            single("fairness", fairness),
             single("recover", recover),
         ];
         if self.cpus.len() < 2 {

@@ -82,7 +82,7 @@ pub const TARGETS: [Target; 26] = [
     target("the same, p99 of a batch", "produce.batch.c8.p99", AtMost(15e6), "ns"),
     target(
         "flow, batches of 100, verified, messages/s per broker core",
-        "flow.c8.rate_per_broker_core",
+        "flow.rate_per_broker_core",
         AtLeast(200_000.0),
         "1/s",
     ),
