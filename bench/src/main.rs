@@ -5,6 +5,8 @@ mod device;
 mod fairness;
 mod flow;
 mod http;
+mod idle;
+mod load;
 mod log;
 mod produce;
 mod recover;
@@ -60,6 +62,7 @@ enum Command {
     Wal(wal::Options),
     Log(log::Options),
     Http(http::Options),
+    Idle(idle::Options),
     Produce(produce::Options),
     Consume(consume::Options),
     Flow(flow::Options),
@@ -77,6 +80,7 @@ impl Command {
             Command::Wal(options) => wal::run(common, options),
             Command::Log(options) => log::run(common, options),
             Command::Http(options) => http::run(common, options),
+            Command::Idle(options) => idle::run(common, options),
             Command::Produce(options) => produce::run(common, options),
             Command::Consume(options) => consume::run(common, options),
             Command::Flow(options) => flow::run(common, options),

@@ -26,7 +26,7 @@ pub struct Options {
     /// the broker's program (default: narad beside this program)
     #[argh(option)]
     pub binary: Option<PathBuf>,
-    /// only these parts: a list of device, ring, wal, log, accept, batch, fairness, recover
+    /// only these parts: a list of device, ring, wal, log, accept, batch, fairness, recover, idle
     #[argh(option)]
     pub only: Option<String>,
     /// everything shorter, to see that it works

@@ -104,9 +104,6 @@ impl Place {
             }
             Step::new("http", &format!("http --connections {connections}")).and(&words)
         };
-        let broker = |label: &str, words: &str, arguments: &str| {
-            load(label, words).and(&["--broker-args".into(), arguments.into()])
-        };
         let mut recover =
             Step::new("recover", &long("recover --rounds 3", "recover --rounds 1 --wal 64MiB --partitions 8x1MiB"));
         recover = recover.and(&dir).and(&cpu);
@@ -116,6 +113,11 @@ impl Place {
         // Its duration is that of all its phases together.
         let fairness = load("fairness", &long("fairness", "fairness --rounds 1 --prefill 20000"));
         let fairness = fairness.and(&["--duration".into(), long("9s", "1s")]);
+        let mut idle = Step::new("idle", &long("idle", "idle --warmup 1s --duration 1s")).and(&dir);
+        if let Some(binary) = &self.binary {
+            idle = idle.and(&["--binary".into(), binary.display().to_string()]);
+        }
+        let produce = |label: &str, words: &str| load(label, &format!("produce --rounds 1 {words}"));
         let mut parts = vec![
             single(
                 "device",
@@ -130,13 +132,14 @@ impl Place {
                 paired: true,
                 steps: vec![
                     http(64),
-                    load("produce", "produce --connections 64"),
+                    produce("produce", "--connections 64"),
                     http(256),
-                    load("produce", "produce --connections 256"),
-                    load("produce", "produce --connections 8"),
-                    load("produce", "produce --connections 1"),
-                    broker("produce.spin", "produce --connections 1 --load-spin", "--spin-us 1000"),
-                    load("produce.one_cpu", "produce --connections 64 --confine"),
+                    produce("produce", "--connections 256"),
+                    produce("produce", "--connections 8"),
+                    produce("produce", "--connections 1"),
+                    produce("produce.spin", "--connections 1 --load-spin")
+                        .and(&["--broker-args".into(), "--spin-us 1000".into()]),
+                    produce("produce.one_cpu", "--connections 64 --confine"),
                 ],
             },
             Part {
@@ -144,13 +147,14 @@ impl Place {
                 rounds,
                 paired: true,
                 steps: vec![
-                    load("produce.batch", "produce --connections 8 --batch 1000"),
+                    produce("produce.batch", "--connections 8 --batch 1000"),
                     load("flow", "flow --connections 8 --batch 100"),
                     load("consume", "consume --connections 8"),
                 ],
             },
             single("fairness", fairness),
             single("recover", recover),
+            single("idle", idle),
         ];
         if self.cpus.len() < 2 {
             parts.retain(|part| part.name != "ring");
@@ -168,6 +172,15 @@ mod tests {
 
     fn place(cpus: &[usize], quick: bool) -> Place {
         Place { dir: "/data".into(), binary: Some("/opt/narad".into()), cpus: cpus.to_vec(), quick }
+    }
+
+    #[test]
+    fn every_line_of_the_plan_is_one_that_the_commands_understand() {
+        for place in [place(&[0, 1], false), place(&[0, 1], true), place(&[3], false)] {
+            for step in place.parts().iter().flat_map(|part| &part.steps) {
+                assert!(crate::parse(&step.words).is_ok(), "{}: {:?}", step.line(), crate::parse(&step.words).err());
+            }
+        }
     }
 
     #[test]
