@@ -79,11 +79,6 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// State of the blocks that `next` gives out.
-    pub fn blocks(&self) -> Blocks {
-        self.blocks
-    }
-
     /// Length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
