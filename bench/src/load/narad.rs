@@ -558,7 +558,8 @@ mod tests {
         assert_eq!(producer.begin(0, &mut Vec::new()), Begin::Started, "what was lost is not waited for");
         let answer = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n";
         producer.receive(0, answer, &mut Vec::new()).unwrap();
-        assert_eq!((lock(&ledger).confirmed, lock(&ledger).missing), (2, 2));
+        let ledger = lock(&ledger);
+        assert_eq!((ledger.confirmed, ledger.missing), (2, 2));
     }
 
     #[test]
