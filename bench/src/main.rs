@@ -6,6 +6,7 @@ mod fairness;
 mod flow;
 mod http;
 mod log;
+mod parts;
 mod produce;
 mod recover;
 mod report;
