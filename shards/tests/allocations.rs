@@ -19,7 +19,7 @@ use narad_shards::meta::{Address, Incarnation, Snapshot, TopicMeta};
 use narad_shards::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take};
 use narad_shards::queue::{CommitterOptions, Consumer};
 use narad_shards::rt::{self, sim::Sim, Queue};
-use narad_shards::shard::{Shard, ShardOptions};
+use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 
 struct Counting;
 
@@ -99,6 +99,7 @@ async fn start() -> (Shard, Consumer) {
         log: LogOptions::default(),
         positions: CommitterOptions::default(),
         disk_reserve_bytes: 0,
+        retention: RetentionOptions::default(),
         adopt: Vec::new(),
     };
     let shard = Shard::open(options, snapshot(), carrier.clone()).await.expect("an empty disk");
