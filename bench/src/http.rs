@@ -76,29 +76,6 @@ pub struct Options {
     addr: SocketAddr,
 }
 
-impl Options {
-    /// The ceiling as other measurements need it.
-    pub fn ceiling(
-        connections: Vec<usize>,
-        duration: Duration,
-        cpu: Option<usize>,
-        load_cpu: Option<Vec<usize>>,
-    ) -> Options {
-        Options {
-            connections: Some(connections),
-            payload: 256,
-            warmup: Duration::from_millis(500),
-            duration,
-            cpu,
-            load_cpu,
-            load_spin: false,
-            spin_us: 0,
-            serve: false,
-            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
-        }
-    }
-}
-
 /// Measures, or serves.
 pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     if options.serve {

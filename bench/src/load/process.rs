@@ -110,8 +110,10 @@ impl Process {
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         // A child inherits the placement of the thread that starts it.
         let spawned = std::thread::scope(|scope| {
-            let pinned = || cpus.map_or(Ok(()), |cpus| cpu::pin(cpus, "--broker-cpus"));
-            let thread = scope.spawn(|| pinned().map(|()| command.spawn()));
+            let thread = scope.spawn(|| {
+                cpus.map_or(Ok(()), |cpus| cpu::pin(cpus, "--broker-cpus"))?;
+                Ok(command.spawn())
+            });
             thread.join().unwrap_or_else(|_| Err(Failure(format!("starting {name} panicked"))))
         })?;
         let program = command.get_program().to_string_lossy();
