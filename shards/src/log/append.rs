@@ -313,8 +313,8 @@ impl PartitionLog {
         let latencies = state.metrics.latencies.get_or_insert_with(|| {
             Box::new(LogLatencies { durable_write_us: coarse_histogram(), read_back_us: coarse_histogram() })
         });
-        latencies.durable_write_us.saturating_record(write.as_micros() as u64);
-        latencies.read_back_us.saturating_record(read_back.as_micros() as u64);
+        crate::metrics::record(&mut latencies.durable_write_us, write.as_micros() as u64);
+        crate::metrics::record(&mut latencies.read_back_us, read_back.as_micros() as u64);
     }
 }
 

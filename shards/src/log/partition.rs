@@ -362,7 +362,7 @@ impl PartitionLog {
         let mut state = self.inner.state.borrow_mut();
         let both = || Box::new([coarse_histogram(), coarse_histogram()]);
         let histograms = state.metrics.boundary_us.get_or_insert_with(both);
-        histograms[usize::from(written.is_err())].saturating_record(micros);
+        crate::metrics::record(&mut histograms[usize::from(written.is_err())], micros);
         written
     }
 

@@ -163,7 +163,7 @@ impl PartitionLog {
         }
         let mut state = self.inner.state.borrow_mut();
         let passes = state.metrics.retention_us.get_or_insert_with(|| Box::new(coarse_histogram()));
-        passes.saturating_record((rt::now() - started).as_micros() as u64);
+        crate::metrics::record(passes, (rt::now() - started).as_micros() as u64);
     }
 
     fn stopped(&self) -> bool {
