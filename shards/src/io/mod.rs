@@ -190,7 +190,7 @@ impl File {
         match self {
             File::Ring(file) => file.len().await,
             File::Sim(file) => file.len().await,
-            File::Other(file) => file.len().await,
+            File::Other(file) => file.length().await,
         }
     }
 
