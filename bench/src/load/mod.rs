@@ -16,6 +16,7 @@ pub mod ledger;
 pub mod narad;
 pub mod options;
 pub mod payload;
+pub mod process;
 pub mod protocol;
 pub mod tally;
 pub mod target;

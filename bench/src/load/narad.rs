@@ -558,7 +558,8 @@ mod tests {
         assert_eq!(producer.begin(0, &mut Vec::new()), Begin::Started, "what was lost is not waited for");
         let answer = b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n";
         producer.receive(0, answer, &mut Vec::new()).unwrap();
-        assert_eq!((lock(&ledger).confirmed, lock(&ledger).missing), (2, 2));
+        let ledger = lock(&ledger);
+        assert_eq!((ledger.confirmed, ledger.missing), (2, 2));
     }
 
     #[test]
@@ -596,7 +597,8 @@ mod tests {
         let body = "{\"results\":[{\"status\":204},{\"status\":410,\"error\":\"gone\"}]}\n";
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         let step = consumer.receive(20, answer.as_bytes(), &mut Vec::new()).unwrap();
-        assert_eq!(step.progress, Progress::Done(Answer::ok(1)));
+        let one = Answer { result: Outcome::Ok { messages: 1 }, close: false, pause: None };
+        assert_eq!(step.progress, Progress::Done(one));
         assert_eq!((consumer.seen.ack_refused, consumer.seen.delivery.len(), lock(&ledger).missing), (1, 2, 0));
         assert_eq!(consumer.begin(30, &mut Vec::new()), Begin::Finished);
     }
