@@ -14,12 +14,13 @@ use narad::http::{
     serve_connection, Broker, Health, HttpContext, HttpMetrics, HttpSettings, NodeLimits, Readiness, Socket,
     TopicDefaults, TopicNotFound,
 };
+use narad::telemetry::NodeMetrics;
 use narad_shards::api::{
     ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
     SettleStatus,
 };
 use narad_shards::io::Listener;
-use narad_shards::meta::TopicMeta;
+use narad_shards::meta::{Incarnation, TopicMeta};
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::Take;
 use narad_shards::rt::ring::{run_shard_thread, Options as ShardOptions};
@@ -74,29 +75,6 @@ pub struct Options {
     /// with --serve: where (default 127.0.0.1:7942)
     #[argh(option, default = "SocketAddr::from(([127, 0, 0, 1], 7942))")]
     addr: SocketAddr,
-}
-
-impl Options {
-    /// The ceiling as other measurements need it.
-    pub fn ceiling(
-        connections: Vec<usize>,
-        duration: Duration,
-        cpu: Option<usize>,
-        load_cpu: Option<Vec<usize>>,
-    ) -> Options {
-        Options {
-            connections: Some(connections),
-            payload: 256,
-            warmup: Duration::from_millis(500),
-            duration,
-            cpu,
-            load_cpu,
-            load_spin: false,
-            spin_us: 0,
-            serve: false,
-            addr: SocketAddr::from(([127, 0, 0, 1], 0)),
-        }
-    }
 }
 
 /// Measures, or serves.
@@ -252,7 +230,7 @@ async fn accept(listener: Listener) {
     }
 }
 
-/// Accepts everything, keeps nothing.
+/// Has every topic, accepts everything, keeps nothing.
 struct StoresNothing;
 
 impl Broker for StoresNothing {
@@ -286,8 +264,19 @@ impl Broker for StoresNothing {
         Ok(ReadAt::PastEnd)
     }
 
-    fn topic(&self, _: &str) -> Option<Arc<TopicMeta>> {
-        None
+    fn topic(&self, name: &str) -> Option<Arc<TopicMeta>> {
+        let defaults = TopicDefaults::default();
+        Some(Arc::new(TopicMeta {
+            name: name.into(),
+            incarnation: Incarnation(1),
+            partitions: defaults.partitions,
+            retention_ms: defaults.retention_ms,
+            visibility_timeout_ms: defaults.visibility_timeout_ms,
+            max_in_flight_per_partition: defaults.max_in_flight_per_partition,
+            max_acked_ahead_per_partition: defaults.max_acked_ahead_per_partition,
+            created_at_ms: 0,
+            owner: None,
+        }))
     }
 
     fn topics_after(&self, _: &str, _: usize) -> Vec<Arc<TopicMeta>> {
@@ -299,7 +288,7 @@ impl Broker for StoresNothing {
     }
 
     async fn change(&self, _: MetaCommand) -> MetaReply {
-        MetaReply::Unavailable("nothing is stored here".to_owned())
+        MetaReply::Exists
     }
 
     fn health(&self) -> Health {
@@ -312,5 +301,9 @@ impl Broker for StoresNothing {
 
     async fn metrics(&self) -> Vec<ShardMetrics> {
         Vec::new()
+    }
+
+    async fn node_metrics(&self) -> NodeMetrics {
+        NodeMetrics::default()
     }
 }

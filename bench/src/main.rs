@@ -5,8 +5,10 @@ mod device;
 mod fairness;
 mod flow;
 mod http;
+mod idle;
 mod load;
 mod log;
+mod parts;
 mod produce;
 mod recover;
 mod report;
@@ -61,6 +63,7 @@ enum Command {
     Wal(wal::Options),
     Log(log::Options),
     Http(http::Options),
+    Idle(idle::Options),
     Produce(produce::Options),
     Consume(consume::Options),
     Flow(flow::Options),
@@ -78,6 +81,7 @@ impl Command {
             Command::Wal(options) => wal::run(common, options),
             Command::Log(options) => log::run(common, options),
             Command::Http(options) => http::run(common, options),
+            Command::Idle(options) => idle::run(common, options),
             Command::Produce(options) => produce::run(common, options),
             Command::Consume(options) => consume::run(common, options),
             Command::Flow(options) => flow::run(common, options),
@@ -108,10 +112,21 @@ fn hoist(words: Vec<String>) -> Vec<String> {
     front
 }
 
-fn main() -> ExitCode {
-    let words = hoist(std::env::args().skip(1).collect());
+fn parse(words: &[String]) -> Result<Arguments, argh::EarlyExit> {
+    let words = hoist(words.to_vec());
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let arguments = match Arguments::from_args(&["narad-bench"], &words) {
+    Arguments::from_args(&["narad-bench"], &words)
+}
+
+/// Measures what a command line says, as a part of something larger: nothing is printed or written.
+fn measure(words: &[String], common: &Common) -> Result<Run, Failure> {
+    let arguments = parse(words).map_err(|exit| Failure(exit.output.trim_end().to_string()))?;
+    arguments.command.run(common)
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = match parse(&words) {
         Ok(arguments) => arguments,
         Err(exit) => {
             let asked = exit.status.is_ok();
@@ -124,9 +139,8 @@ fn main() -> ExitCode {
         }
     };
     let common = Common { out: arguments.out, compare: arguments.compare, repeat: arguments.repeat.max(1) };
-    let done = (0..common.repeat)
-        .map(|_| arguments.command.run(&common))
-        .collect::<Result<Vec<Run>, Failure>>()
+    let done = report::check(&common)
+        .and_then(|()| (0..common.repeat).map(|_| arguments.command.run(&common)).collect::<Result<Vec<Run>, _>>())
         .and_then(|runs| report::finish(&common, runs));
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -80,6 +80,8 @@ pub struct Run {
     pub tables: Vec<Table>,
     /// What the reader must know to read the numbers rightly (one sentence each).
     pub notes: Vec<String>,
+    /// Parts that gave no result, one sentence each; everything else is reported, and then the command fails.
+    pub failures: Vec<String>,
 }
 
 impl Run {
@@ -93,6 +95,7 @@ impl Run {
             series: Vec::new(),
             tables: Vec::new(),
             notes: Vec::new(),
+            failures: Vec::new(),
         }
     }
 

@@ -86,6 +86,22 @@ fn flow_verifies_a_broker_of_its_own_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn versus_kills_counts_and_measures_and_leaves_nothing_behind() {
+    let dir = scratch("versus");
+    let words = "versus --peers none --connections 2 --batches 3 --rounds 1 --duration 200ms";
+    let mut command = bench(words);
+    command.arg("--binary").arg(broker()).arg("--dir").arg(&dir);
+    command.args(["--broker-args", "--shards 1 --no-pin --memory 128MiB"]);
+    let output = command.output().unwrap();
+    succeeded(&output);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let figure = |name: &str| text.lines().any(|line| line.contains(name));
+    assert!(figure("versus.consume.c2.b3.narad.rate") && figure("versus.kill.narad.missing"), "{text}");
+    assert!(!text.contains("LOST"), "{text}");
+    assert_nothing_left(&dir);
+}
+
+#[test]
 fn a_run_that_is_told_to_stop_takes_its_broker_along() {
     let dir = scratch("stopped");
     let mut child = on_own_broker("consume --duration 60", &dir).stderr(Stdio::null()).spawn().unwrap();
@@ -107,6 +123,10 @@ fn what_cannot_be_is_answered_by_a_sentence_that_says_what_to_do() {
         ("produce --duration soon", "write 10, 10s, 500ms or 2m"),
         ("flow --payload 10", "who sent it"),
         ("consume --batch 101", "give 1 to 100"),
+        ("versus --peers kafka", "redis,rabbitmq,postgres,nats"),
+        ("versus --server-cpus 0 --load-cpu 0", "would take time from the brokers"),
+        ("versus --peers none --binary /nowhere/narad", "set NARAD_BINARY"),
+        ("versus --batches 101", "give 1 to 100"),
         ("http --payload 0", "1 to 1048576 bytes"),
     ];
     for (words, sentence) in cases {

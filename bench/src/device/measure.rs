@@ -70,12 +70,14 @@ pub struct Sample {
     pub bytes: usize,
     /// Time that the operations took together.
     pub elapsed: Duration,
+    /// Of that, time in which the measuring thread could have run, and other programs had its CPU.
+    pub waited_for_cpu: Duration,
 }
 
 impl Sample {
     /// Nothing yet, for operations of `bytes`.
     pub fn empty(bytes: usize) -> Sample {
-        Sample { latency: histogram(), bytes, elapsed: Duration::ZERO }
+        Sample { latency: histogram(), bytes, elapsed: Duration::ZERO, waited_for_cpu: Duration::ZERO }
     }
 
     /// Adds what another slice gave.
@@ -83,6 +85,7 @@ impl Sample {
         // Both have the bounds of `histogram()`; saturating values were recorded in both.
         let _ = self.latency.add(&other.latency);
         self.elapsed += other.elapsed;
+        self.waited_for_cpu += other.waited_for_cpu;
     }
 
     /// Nanoseconds at a quantile.
@@ -95,6 +98,11 @@ impl Sample {
         self.latency.len() as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
+    /// Share of the time in which the measuring thread waited for a CPU: what it measured then is not the drive.
+    pub fn cpu_wait(&self) -> f64 {
+        self.waited_for_cpu.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
     /// Bytes per second.
     pub fn bytes_per_s(&self) -> f64 {
         self.rate_per_s() * self.bytes as f64
@@ -104,13 +112,20 @@ impl Sample {
 fn slice(ring: &mut Ring, file: &File, operation: Operation, bounds: Bounds<'_>) -> Result<Sample, Failure> {
     let bytes = bounds.bytes;
     let mut sample = Sample::empty(bytes);
-    let begin = Instant::now();
+    let (begin, waited) = (Instant::now(), waited_for_cpu());
     ring.drive(file, operation, bounds, &mut |took| {
         sample.latency.saturating_record(took.as_nanos().min(u64::MAX as u128) as u64);
     })
     .map_err(|error| Failure(format!("{operation:?} of {bytes} bytes on the scratch file failed: {error}")))?;
     sample.elapsed = begin.elapsed();
+    sample.waited_for_cpu = waited_for_cpu().saturating_sub(waited);
     Ok(sample)
+}
+
+/// Time since its start that this thread was runnable without running; zero where the kernel does not count it.
+fn waited_for_cpu() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split_whitespace().nth(1).and_then(|nanos| nanos.parse().ok()).unwrap_or(0))
 }
 
 /// Durable writes, one after the other through the file, `depth` in flight. Ends early where the fresh blocks do.

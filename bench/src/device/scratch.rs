@@ -79,11 +79,6 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// State of the blocks that `next` gives out.
-    pub fn blocks(&self) -> Blocks {
-        self.blocks
-    }
-
     /// Length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -186,7 +181,12 @@ fn cannot_create(path: &Path, direct: bool, error: &io::Error) -> Failure {
 }
 
 fn failed(what: &str, path: &Path, error: &io::Error) -> Failure {
-    Failure(format!("cannot {what} the scratch file {}: {error}", path.display()))
+    let advice = match error.kind() {
+        io::ErrorKind::PermissionDenied => ": name a directory that may be written",
+        io::ErrorKind::StorageFull => ": free some space, or name another directory",
+        _ => "",
+    };
+    Failure(format!("cannot {what} the scratch file {}: {error}{advice}", path.display()))
 }
 
 #[cfg(test)]

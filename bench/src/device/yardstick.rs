@@ -34,11 +34,6 @@ pub struct Yardstick {
 }
 
 impl Yardstick {
-    /// p50 of a serial durable 4 KiB write, nanoseconds.
-    pub fn durable_4k_p50_ns(&self) -> f64 {
-        self.durable_4k.quantile_ns(0.5)
-    }
-
     /// Serial durable 4 KiB writes per second.
     pub fn durable_4k_rate_per_s(&self) -> f64 {
         self.durable_4k.rate_per_s()
@@ -51,7 +46,9 @@ impl Yardstick {
         run.figure("device.durable_bandwidth", self.durable_bytes_per_s, "B/s", Better::Higher);
         run.figure("device.durable_bandwidth.block", self.durable_block_bytes as f64, "B", Better::Neither);
         run.figure("device.read_bandwidth", self.read_bytes_per_s, "B/s", Better::Higher);
+        run.figure("device.durable_4k.cpu_wait", self.durable_4k.cpu_wait(), "ratio", Better::Neither);
         run.set("device.method", self.method.title());
+        run.notes.extend(cpu_wait_note(&self.durable_4k));
     }
 }
 
@@ -73,13 +70,23 @@ pub fn yardstick(dir: &Path, duration: Duration) -> Result<Yardstick, Failure> {
     }
     let best = bandwidth.iter().max_by(|a, b| a.bytes_per_s().total_cmp(&b.bytes_per_s()));
     let (durable_bytes_per_s, durable_block_bytes) = best.map_or((0.0, 0), |best| (best.bytes_per_s(), best.bytes));
-    let read = reads(&mut ring, &mut scratch, 1 << 20, 4, false, duration / 4)?;
+    let read = reads(&mut ring, &scratch, 1 << 20, 4, false, duration / 4)?;
     Ok(Yardstick {
         method: probe.method,
         durable_4k,
         durable_bytes_per_s,
         durable_block_bytes,
         read_bytes_per_s: read.bytes_per_s(),
+    })
+}
+
+/// A sentence where other programs kept the measuring thread from its CPU.
+fn cpu_wait_note(sample: &Sample) -> Option<String> {
+    // Without the number, which is a figure: the same sentence from many rounds is then one.
+    (sample.cpu_wait() > 0.02).then(|| {
+        "while the drive was sampled, other programs had the sampling thread's CPU for more than 2 % of the time: the \
+         drive looks slower than it is, and ratios to it better"
+            .into()
     })
 }
 
@@ -178,15 +185,17 @@ impl<T> Paired<T> {
         all
     }
 
-    /// A sentence for the result where the drive moved while it was measured.
+    /// A sentence for the result where the drive moved while it was measured, or could not be measured well.
     pub fn note(&self) -> Option<String> {
         let unsteady = self.rounds.iter().filter(|round| !round.steady()).count();
-        (unsteady > 0).then(|| {
+        let moved = (unsteady > 0).then(|| {
             format!(
                 "the drive's own p50 changed by more than a factor of two during {unsteady} of {} rounds",
                 self.rounds.len()
             )
-        })
+        });
+        let sentences: Vec<String> = moved.into_iter().chain(cpu_wait_note(&self.device())).collect();
+        (!sentences.is_empty()).then(|| sentences.join("; "))
     }
 }
 

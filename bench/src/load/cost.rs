@@ -28,6 +28,8 @@ pub struct Probe {
 pub struct Sample {
     pub cpu: Option<Duration>,
     pub resident_bytes: Option<u64>,
+    /// Bytes that the broker had written to storage, as the kernel counts them.
+    pub stored_bytes: Option<u64>,
     /// Entries of the broker's event loops into the kernel.
     pub enters: Option<f64>,
     pub device: Option<Device>,
@@ -47,6 +49,7 @@ impl Probe {
         Sample {
             cpu: self.pid.and_then(cpu_time),
             resident_bytes: self.pid.and_then(resident_bytes),
+            stored_bytes: self.pid.and_then(stored_bytes),
             enters: self
                 .admin
                 .as_ref()
@@ -65,6 +68,7 @@ impl Sample {
         Cost {
             cpu: self.cpu.zip(before.cpu).map(|(after, before)| after.saturating_sub(before)),
             resident_bytes: self.resident_bytes,
+            stored_bytes: self.stored_bytes.zip(before.stored_bytes).map(|(after, before)| (after - before) as f64),
             enters: self.enters.zip(before.enters).map(|(after, before)| after - before),
             flushes,
             written_bytes: device.map(|(after, before)| (after.written_bytes - before.written_bytes) as f64),
@@ -79,6 +83,8 @@ pub struct Cost {
     pub cpu: Option<Duration>,
     /// Its memory at the end.
     pub resident_bytes: Option<u64>,
+    /// Bytes that it wrote to storage.
+    pub stored_bytes: Option<f64>,
     /// Its entries into the kernel.
     pub enters: Option<f64>,
     /// Flushes and bytes of the device, everybody's.
@@ -92,6 +98,7 @@ impl Cost {
         let sum = |one: &mut Option<f64>, other: Option<f64>| *one = one.zip(other).map(|(one, other)| one + other);
         self.cpu = self.cpu.zip(later.cpu).map(|(one, other)| one + other);
         self.resident_bytes = later.resident_bytes;
+        sum(&mut self.stored_bytes, later.stored_bytes);
         sum(&mut self.enters, later.enters);
         sum(&mut self.flushes, later.flushes);
         sum(&mut self.written_bytes, later.written_bytes);
@@ -115,8 +122,11 @@ impl Cost {
         if let Some(flushes) = self.flushes {
             run.figure(format!("{name}.flushes_per_message"), flushes / messages, "ratio", Better::Lower);
         }
+        let accepted = messages * payload_bytes as f64;
+        if let Some(bytes) = self.stored_bytes {
+            run.figure(format!("{name}.broker_bytes_per_byte"), bytes / accepted, "ratio", Better::Lower);
+        }
         if let Some(bytes) = self.written_bytes {
-            let accepted = messages * payload_bytes as f64;
             run.figure(format!("{name}.device_bytes_per_byte"), bytes / accepted, "ratio", Better::Lower);
         }
     }
@@ -148,6 +158,12 @@ fn resident_bytes(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+/// Bytes sent to storage by a process: direct writes, and pages that it made dirty.
+fn stored_bytes(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("write_bytes:"))?.trim().parse().ok()
 }
 
 /// Sum of all samples of a counter on a metrics page.

@@ -16,13 +16,13 @@ pub mod ledger;
 pub mod narad;
 pub mod options;
 pub mod payload;
+pub mod process;
+pub mod processes;
 pub mod protocol;
 pub mod tally;
 pub mod target;
 pub mod threads;
 
-#[cfg(test)]
-mod fake_server;
 #[cfg(test)]
 mod tests;
 

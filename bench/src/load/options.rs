@@ -194,34 +194,6 @@ pub struct Site {
 }
 
 impl LoadOptions {
-    /// Options for a load on a broker that is started for it, for callers that are not commands.
-    pub fn started(directory: PathBuf, connections: usize, duration: Duration) -> LoadOptions {
-        LoadOptions {
-            urls: Vec::new(),
-            topic: "bench".into(),
-            partitions: 12,
-            credentials: Credentials::default(),
-            connections,
-            payload_bytes: 256,
-            keys: 0,
-            batch: 1,
-            warmup: Duration::from_secs(1),
-            duration,
-            messages: None,
-            rate_per_s: None,
-            threads: 1,
-            load_cpu: None,
-            load_spin: false,
-            start: true,
-            binary: None,
-            directory,
-            broker_cpus: None,
-            confine: false,
-            broker_args: String::new(),
-            broker_pid: None,
-        }
-    }
-
     /// Refuses what cannot be, in words.
     pub fn check(&self, batch_max: u32) -> Result<(), Failure> {
         let wrong = |text: String| Err(Failure(text));
@@ -360,6 +332,33 @@ impl LoadOptions {
 mod tests {
     use super::*;
 
+    fn started() -> LoadOptions {
+        LoadOptions {
+            urls: Vec::new(),
+            topic: "bench".into(),
+            partitions: 12,
+            credentials: Credentials::default(),
+            connections: 8,
+            payload_bytes: 256,
+            keys: 0,
+            batch: 1,
+            warmup: Duration::from_secs(1),
+            duration: Duration::from_secs(1),
+            messages: None,
+            rate_per_s: None,
+            threads: 1,
+            load_cpu: None,
+            load_spin: false,
+            start: true,
+            binary: None,
+            directory: ".".into(),
+            broker_cpus: None,
+            confine: false,
+            broker_args: String::new(),
+            broker_pid: None,
+        }
+    }
+
     #[test]
     fn times_and_counts_are_read_or_explained() {
         for (text, ms) in [("10", 10_000), ("2.5", 2_500), ("500ms", 500), ("3s", 3_000), ("2m", 120_000)] {
@@ -372,7 +371,7 @@ mod tests {
 
     #[test]
     fn options_that_contradict_each_other_are_refused_by_name() {
-        let good = LoadOptions::started(".".into(), 8, Duration::from_secs(1));
+        let good = started();
         assert!(good.check(1000).is_ok());
         let words = |options: LoadOptions| options.check(1000).unwrap_err().0;
         assert!(words(LoadOptions { batch: 1001, ..good.clone() }).contains("--batch 1001"));

@@ -63,12 +63,6 @@ pub struct Answer {
     pub pause: Option<Duration>,
 }
 
-impl Answer {
-    pub fn ok(messages: u32) -> Answer {
-        Answer { result: Outcome::Ok { messages }, close: false, pause: None }
-    }
-}
-
 /// What came of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {

@@ -114,7 +114,7 @@ mod tests {
             ("http://[::1]:9", "[::1]:9"),
             ("http://[::1]", "[::1]:7942"),
         ] {
-            assert_eq!(target(url).unwrap().addresses, [address.parse().unwrap()], "{url}");
+            assert_eq!(target(url).unwrap().addresses, [address.parse::<SocketAddr>().unwrap()], "{url}");
         }
         for url in ["https://127.0.0.1", "http://127.0.0.1/v1", "http://", "http://127.0.0.1:99999"] {
             assert!(target(url).unwrap_err().0.contains("http://host:port"), "{url}");

@@ -1,6 +1,5 @@
 //! A load on one or several threads, and somebody who looks on at its edges.
 
-use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Barrier, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -8,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::engine::{Engine, Group, Pace, Timing};
 use super::tally::Tally;
 use super::{cpu, Clock, Protocol};
+use crate::report::Progress;
 use crate::run::Failure;
 
 /// How often the looker-on sees whether the load is over.
@@ -73,20 +73,20 @@ pub fn drive<P: Protocol + Send + 'static>(
     let _ = clock.set(start);
     barrier.wait();
 
-    let mut progress = Progress::new(drive);
+    let mut watch = Watch::new(drive);
     let end = drive.timing.end();
     let over = |handles: &[JoinHandle<ThreadResult<P>>]| handles.iter().all(JoinHandle::is_finished);
     while start.now() < 0 && !over(&handles) {
         std::thread::sleep(LOOK.min(Duration::from_nanos(start.now().min(0).unsigned_abs())));
-        progress.show(start.now());
+        watch.show(start.now());
     }
     let mut observed = observe(Edge::Start);
     while start.now() < end && !over(&handles) {
         std::thread::sleep(LOOK);
-        progress.show(start.now());
+        watch.show(start.now());
     }
     observed = observed.and_then(|()| observe(Edge::End));
-    progress.clear();
+    drop(watch);
 
     let mut driven: Option<Driven<P>> = None;
     let mut failure = observed.err();
@@ -113,8 +113,7 @@ pub fn drive<P: Protocol + Send + 'static>(
 /// Deals the connections out to the threads; an open loop's rate goes with them.
 fn split<P>(groups: Vec<Group<P>>, threads: usize) -> Vec<Vec<Group<P>>> {
     let mut shares: Vec<Vec<Group<P>>> = (0..threads).map(|_| Vec::new()).collect();
-    let mut next = 0;
-    for group in groups {
+    for (first, group) in groups.into_iter().enumerate() {
         let total = group.protocols.len().max(1) as f64;
         let base: Vec<usize> = shares.iter().map(Vec::len).collect();
         for share in &mut shares {
@@ -123,7 +122,7 @@ fn split<P>(groups: Vec<Group<P>>, threads: usize) -> Vec<Vec<Group<P>>> {
             share.push(Group { name, addresses, protocols: Vec::new(), pace: Pace::Closed, until });
         }
         for (number, protocol) in group.protocols.into_iter().enumerate() {
-            let thread = (next + number) % threads;
+            let thread = (first + number) % threads;
             let part = &mut shares[thread][base[thread]];
             // Each thread begins at another address, so that they are used alike.
             if part.protocols.is_empty() {
@@ -131,7 +130,6 @@ fn split<P>(groups: Vec<Group<P>>, threads: usize) -> Vec<Vec<Group<P>>> {
             }
             part.protocols.push(protocol);
         }
-        next += 1;
         for (share, base) in shares.iter_mut().zip(base) {
             let part = &mut share[base];
             if let (Pace::Open { interval }, false) = (group.pace, part.protocols.is_empty()) {
@@ -142,23 +140,23 @@ fn split<P>(groups: Vec<Group<P>>, threads: usize) -> Vec<Vec<Group<P>>> {
     shares
 }
 
-/// One line on a terminal, nothing in a pipe.
-struct Progress {
+/// Says how far a load is, once a second.
+struct Watch {
+    progress: Progress,
     title: String,
     total_s: Option<f64>,
     shown_s: i64,
-    terminal: bool,
 }
 
-impl Progress {
-    fn new(drive: &Drive) -> Progress {
+impl Watch {
+    fn new(drive: &Drive) -> Watch {
         let total_s = drive.timing.duration.map(|duration| duration.as_secs_f64());
-        Progress { title: drive.title.clone(), total_s, shown_s: i64::MIN, terminal: std::io::stderr().is_terminal() }
+        Watch { progress: Progress::new(), title: drive.title.clone(), total_s, shown_s: i64::MIN }
     }
 
     fn show(&mut self, now: i64) {
         let second = now.div_euclid(1_000_000_000);
-        if !self.terminal || second == self.shown_s {
+        if second == self.shown_s {
             return;
         }
         self.shown_s = second;
@@ -167,15 +165,7 @@ impl Progress {
             Some(total) => format!("{second} of {total:.0} s"),
             None => format!("{second} s"),
         };
-        let mut err = std::io::stderr();
-        let _ = write!(err, "\r\x1b[K{}: {what}", self.title);
-        let _ = err.flush();
-    }
-
-    fn clear(&self) {
-        if self.terminal {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
+        self.progress.show(&format!("{}: {what}", self.title));
     }
 }
 

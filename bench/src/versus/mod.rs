@@ -7,7 +7,6 @@
 mod durability;
 mod measure;
 mod peer;
-mod processes;
 mod server;
 mod table;
 mod wire;
@@ -287,7 +286,7 @@ fn one_cell(
                 }
                 Err(Failure(text)) => {
                     results[index].push(None);
-                    run.notes.push(text);
+                    run.failures.push(text);
                 }
             }
         }

@@ -4,13 +4,12 @@
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use nix::sys::signal::Signal;
 
-use super::processes::Processes;
 use crate::load::cpu;
+use crate::load::process::{noted_process, Home};
+use crate::load::processes::Processes;
 use crate::run::Failure;
 
 /// Ports in a row that a script may use.
@@ -30,45 +29,9 @@ pub struct Recipe {
 /// A running server.
 pub struct Server {
     recipe: Recipe,
-    home: PathBuf,
+    home: Home,
     pub address: SocketAddr,
     first: u32,
-}
-
-/// Script, directory, port of everything that must not outlive this program.
-static STARTED: Mutex<Vec<(PathBuf, PathBuf, u16)>> = Mutex::new(Vec::new());
-static WATCH: Once = Once::new();
-
-fn started() -> MutexGuard<'static, Vec<(PathBuf, PathBuf, u16)>> {
-    STARTED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// On the usual signals: kills what was started, removes its data, and leaves.
-fn watch_signals() {
-    WATCH.call_once(|| {
-        let signals = [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP];
-        let Ok(mut signals) = signal_hook::iterator::Signals::new(signals) else { return };
-        std::thread::spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                // Held to the end: nothing more is started.
-                let started = started();
-                for (script, home, port) in started.iter() {
-                    remove(script, home, *port);
-                }
-                std::process::exit(128 + signal);
-            }
-        });
-    });
-}
-
-fn remove(script: &Path, home: &Path, port: u16) {
-    let killed = Command::new(script).arg("kill").arg(home).arg(port.to_string()).stdin(Stdio::null()).status();
-    if !killed.is_ok_and(|status| status.success()) {
-        eprintln!("narad-bench: {}: could not be stopped; see {}", script.display(), home.display());
-    }
-    if let Err(error) = std::fs::remove_dir_all(home) {
-        eprintln!("narad-bench: {}: cannot remove it: {error}", home.display());
-    }
 }
 
 impl Recipe {
@@ -78,21 +41,10 @@ impl Recipe {
     }
 
     pub fn start(self) -> Result<Server, Failure> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        watch_signals();
-        let peer = self.script.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("narad-bench-{}-{peer}-{number}", std::process::id());
-        let parent = std::fs::canonicalize(&self.directory).unwrap_or_else(|_| self.directory.clone());
-        let home = parent.join(name);
-        std::fs::create_dir_all(&home).map_err(|error| {
-            let directory = self.directory.display();
-            Failure(format!("--dir {directory}: cannot make a data directory there: {error}; choose a writable one"))
-        })?;
-        let port = free_ports()?;
-        started().push((self.script.clone(), home.clone(), port));
+        let home = Home::below(&self.directory)?;
+        let address = SocketAddr::from(([127, 0, 0, 1], free_ports()?));
         // From here on dropping it cleans up.
-        let mut server = Server { recipe: self, home, address: SocketAddr::from(([127, 0, 0, 1], port)), first: 0 };
+        let mut server = Server { recipe: self, home, address, first: 0 };
         server.restart()?;
         Ok(server)
     }
@@ -144,21 +96,23 @@ fn free_ports() -> Result<u16, Failure> {
 }
 
 impl Server {
+    fn script_does(&self, word: &str) -> Result<(), Failure> {
+        let (home, port) = (self.home().display().to_string(), self.address.port().to_string());
+        self.recipe.script_says(&[word, &home, &port])
+    }
+
     /// Starts it again on what it has stored.
     pub fn restart(&mut self) -> Result<(), Failure> {
-        let (home, port) = (self.home.display().to_string(), self.address.port().to_string());
-        self.recipe.script_says(&["start", &home, &port])?;
-        let file = self.home.join("pid");
-        let text = std::fs::read_to_string(&file).unwrap_or_default();
-        let first = text.split_whitespace().next().and_then(|word| word.parse().ok());
-        self.first = first.ok_or_else(|| Failure(format!("{}: there is no process id in it", file.display())))?;
+        self.script_does("start")?;
+        let home = self.home().display();
+        self.first =
+            noted_process(self.home()).ok_or_else(|| Failure(format!("{home}/pid: there is no process id in it")))?;
         Ok(())
     }
 
     /// kill -9 of all its processes; its data stays.
     pub fn kill(&self) -> Result<(), Failure> {
-        let (home, port) = (self.home.display().to_string(), self.address.port().to_string());
-        self.recipe.script_says(&["kill", &home, &port])
+        self.script_does("kill")
     }
 
     pub fn processes(&self) -> Processes {
@@ -166,7 +120,7 @@ impl Server {
     }
 
     pub fn home(&self) -> &Path {
-        &self.home
+        self.home.path()
     }
 
     /// Lets it do nothing at all until it is resumed.
@@ -181,9 +135,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Held meanwhile: a signal does not do the same at the same time.
-        let mut started = started();
-        remove(&self.recipe.script, &self.home, self.address.port());
-        started.retain(|(_, home, _)| *home != self.home);
+        if let Err(Failure(text)) = self.kill() {
+            eprintln!("narad-bench: {text}");
+        }
     }
 }
