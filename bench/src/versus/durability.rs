@@ -5,7 +5,7 @@
 //! So the device's flushes for each acknowledged message stand beside it: an answer that waited for the device has a share
 //! in a flush (or in a write with FUA, which no counter shows).
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ pub fn prove(bench: &Bench, peer: &mut Peer) -> Result<Option<Proof>, Failure> {
     let timing = Timing { warmup: Duration::ZERO, duration: Some(DRAIN), grace: Duration::ZERO };
     bench.load(group, timing, format!("{}: counting again", peer.name), &mut |_| {})?;
     // What was stored and not acknowledged may still be there.
-    peer.stock.store(0, Ordering::Relaxed);
+    peer.stock.empty();
     let ledger = lock(&ledger);
     Ok(Some(Proof {
         acknowledged: ledger.confirmed,

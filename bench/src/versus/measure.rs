@@ -97,6 +97,8 @@ pub struct Round {
     /// The drive around this round.
     pub device_p50_ns: f64,
     pub device_rate_per_s: f64,
+    /// It was the same before and after, within a factor of two.
+    pub device_steady: bool,
     pub troubles: Option<String>,
 }
 
@@ -156,7 +158,7 @@ impl Bench {
 
     /// Fills the queue up to `goal` messages; less where the broker is slow.
     pub fn fill(&mut self, peer: &Peer, goal: i64) -> Result<(), Failure> {
-        if peer.stock.load(std::sync::atomic::Ordering::Relaxed) >= goal {
+        if peer.stock.left() >= goal {
             return Ok(());
         }
         // The drive's last sample is not from just before the next round any more.
@@ -182,7 +184,9 @@ impl Bench {
         let after = self.probe.sample(SAMPLE)?;
         self.before = Some(after.clone());
         let mut round = measured?;
-        round.device_p50_ns = (before.quantile_ns(0.5) + after.quantile_ns(0.5)) / 2.0;
+        let (p50_before, p50_after) = (before.quantile_ns(0.5), after.quantile_ns(0.5));
+        round.device_p50_ns = (p50_before + p50_after) / 2.0;
+        round.device_steady = p50_before.max(p50_after) <= 2.0 * p50_before.min(p50_after);
         round.device_rate_per_s = (before.rate_per_s() + after.rate_per_s()) / 2.0;
         Ok(round)
     }
@@ -235,6 +239,7 @@ impl Bench {
             load_busy: busy,
             device_p50_ns: 0.0,
             device_rate_per_s: 0.0,
+            device_steady: false,
             troubles: tally.troubles(),
             latency: tally.latency,
         })

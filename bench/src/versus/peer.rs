@@ -85,11 +85,13 @@ pub struct Peer {
     pub name: String,
     /// What an acknowledgement means, for people.
     pub promise: String,
+    /// What an ack means.
+    pub ack_promise: &'static str,
     /// An acknowledged message is on the device.
     pub durable: bool,
     /// `None`: somebody else's.
     pub server: Option<Server>,
-    pub stock: Stock,
+    pub stock: Arc<Stock>,
     target: Target,
     admin: Option<Admin>,
 }
@@ -162,8 +164,15 @@ impl Place {
                 }
             }
         };
-        let (name, stock) = (kind.name(), Stock::default());
-        Ok(Peer { kind: kind.clone(), name, promise, durable, server, stock, target, admin })
+        let ack_promise = match kind {
+            Kind::Narad => "answered, synced within 1.1 s",
+            Kind::Url(_) => "answered",
+            Kind::Redis | Kind::Postgres => "answered, synced",
+            Kind::Rabbitmq => "not answered; synced before more comes",
+            Kind::Nats => "answered, not synced",
+        };
+        let (name, stock) = (kind.name(), Arc::default());
+        Ok(Peer { kind: kind.clone(), name, promise, ack_promise, durable, server, stock, target, admin })
     }
 }
 
@@ -227,6 +236,14 @@ impl Peer {
             protocols: (0..connections).map(worker).collect(),
             pace: Pace::Closed,
             until,
+        }
+    }
+
+    /// Messages that it stores: Redis keeps those that were acked, until somebody trims the stream.
+    pub fn kept(&self) -> i64 {
+        match self.kind {
+            Kind::Redis => i64::try_from(self.stock.ever()).unwrap_or(i64::MAX),
+            _ => self.stock.left(),
         }
     }
 

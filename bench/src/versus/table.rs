@@ -8,6 +8,10 @@ use crate::run::{histogram, Better, Run, Table};
 const MIB: f64 = (1 << 20) as f64;
 /// A load thread that computes for more than this share of the time is itself what limits.
 const BUSY: f64 = 0.9;
+/// Pairs of rounds that are enough to leave out those in which the drive changed.
+const PAIRS_MIN: usize = 3;
+/// A ratio that near to 1 says nothing.
+const NEAR: f64 = 0.05;
 
 /// One broker's rounds in one cell; `None` where one gave nothing.
 pub type Rounds = Vec<Option<Round>>;
@@ -17,6 +21,7 @@ pub type Rounds = Vec<Option<Round>>;
 pub struct Column {
     pub name: String,
     pub promise: String,
+    pub ack_promise: &'static str,
     pub durable: bool,
 }
 
@@ -40,7 +45,8 @@ impl Cells<'_> {
         (!values.is_empty()).then(|| Spread::of(&values))
     }
 
-    /// Round by round: neighbours in time.
+    /// Round by round: neighbours in time. Those between which the drive changed its mood do not count, as long as there
+    /// are three others.
     fn ratio(&self, column: usize) -> Option<Ratio> {
         let pairs: Vec<(&Round, &Round)> = self.rounds[0]
             .iter()
@@ -50,6 +56,8 @@ impl Cells<'_> {
         if pairs.is_empty() {
             return None;
         }
+        let steady: Vec<(&Round, &Round)> = pairs.iter().copied().filter(|(ours, other)| alike(ours, other)).collect();
+        let pairs = if steady.len() >= PAIRS_MIN { steady } else { pairs };
         let of = |f: &dyn Fn(&Round) -> f64| {
             Spread::of(&pairs.iter().map(|(ours, other)| f(ours) / f(other)).collect::<Vec<f64>>())
         };
@@ -171,10 +179,17 @@ fn quantile(round: &Round, quantile: f64) -> f64 {
     round.latency.value_at_quantile(quantile) as f64
 }
 
-/// Where ours stands, by a ratio that is good when it is high: what lies on both sides of 1 is no difference.
+/// Whether the drive was the same during two rounds, within a factor of two.
+fn alike(one: &Round, other: &Round) -> bool {
+    let (one_p50, other_p50) = (one.device_p50_ns, other.device_p50_ns);
+    one.device_steady && other.device_steady && one_p50.max(other_p50) <= 2.0 * one_p50.min(other_p50)
+}
+
+/// Where ours stands, by a ratio that is good when it is high: rounds on both sides of 1, or very near to it, are no
+/// difference.
 fn place(ratio: &Spread) -> &'static str {
     match ratio {
-        _ if ratio.count > 1 && ratio.low < 1.0 && ratio.high > 1.0 => "level",
+        _ if ratio.low < 1.0 + NEAR && ratio.high > 1.0 - NEAR => "level",
         _ if ratio.median >= 1.0 => "ahead",
         _ => "BEHIND",
     }
@@ -247,6 +262,7 @@ pub fn add_proofs(run: &mut Run, proofs: &[(Column, Option<Proof>)]) {
         head: heads(&[
             "broker",
             "an answer means",
+            "an ack is",
             "acknowledged",
             "missing",
             "stored without answer",
@@ -258,7 +274,7 @@ pub fn add_proofs(run: &mut Run, proofs: &[(Column, Option<Proof>)]) {
         rows: Vec::new(),
     };
     for (column, proof) in proofs {
-        let mut row = vec![column.name.clone(), column.promise.clone()];
+        let mut row = vec![column.name.clone(), column.promise.clone(), column.ack_promise.into()];
         match proof {
             None => row.resize(table.head.len(), "-".into()),
             Some(proof) => {
@@ -298,7 +314,7 @@ pub struct Memory {
     pub name: String,
     pub at_start: u64,
     pub at_end: u64,
-    /// Messages in its queue at the end.
+    /// Messages that it stores at the end.
     pub kept: i64,
 }
 
@@ -309,7 +325,7 @@ pub fn add_memory(run: &mut Run, brokers: &[Memory]) {
             "broker",
             "MiB at the start",
             "MiB at the end",
-            "messages waiting then",
+            "messages stored then",
             "MiB per million of them",
         ]),
         rows: Vec::new(),
@@ -319,7 +335,7 @@ pub fn add_memory(run: &mut Run, brokers: &[Memory]) {
         let mut row = vec![broker.name.clone(), short(start), short(end), broker.kept.to_string()];
         // Of a small backlog nothing can be seen beside everything else.
         let counted = broker.kept >= 10_000;
-        let grown = (end - start) * 1e6 / broker.kept.max(1) as f64;
+        let grown = (end - start).max(0.0) * 1e6 / broker.kept.max(1) as f64;
         row.push(if counted { format!("{grown:.0}") } else { "-".into() });
         if counted {
             let name = format!("versus.memory_per_million.{}", broker.name);
@@ -348,12 +364,13 @@ mod tests {
             load_busy: 0.1,
             device_p50_ns: 1e5,
             device_rate_per_s: 1e4,
+            device_steady: true,
             troubles: None,
         })
     }
 
     fn columns() -> Vec<Column> {
-        let column = |name: &str, durable| Column { name: name.into(), promise: "-".into(), durable };
+        let column = |name: &str, durable| Column { name: name.into(), promise: "-".into(), ack_promise: "-", durable };
         vec![column("narad", true), column("redis", true), column("nats", false)]
     }
 
@@ -383,13 +400,24 @@ mod tests {
     fn ratios_are_taken_round_by_round_and_both_sides_of_one_is_level() {
         let columns = columns();
         let ours = vec![round(100.0, 1000), round(10.0, 1000), None];
-        let redis = vec![round(90.0, 1000), round(12.0, 1000), round(1.0, 1)];
+        let redis = vec![round(80.0, 1000), round(15.0, 1000), round(1.0, 1)];
         let cell = cells(&columns, ours, redis, vec![None, None, None]);
         assert!(cell.verdict().starts_with("level on rate"), "{}", cell.verdict());
         let mut run = Run::new("versus");
         add_cells(&mut run, &[cell]);
         assert_eq!(run.tables[0].rows[0][2], "-");
         assert!(run.tables.iter().all(|table| table.rows.iter().all(|row| row.len() == table.head.len())));
+    }
+
+    #[test]
+    fn pairs_between_which_the_drive_changed_do_not_count_while_three_others_are_left() {
+        let columns = columns();
+        let slow_drive = |round: Option<Round>| round.map(|round| Round { device_p50_ns: 1e7, ..round });
+        let ours = vec![round(100.0, 1), round(100.0, 1), round(100.0, 1), slow_drive(round(1.0, 1))];
+        let redis = vec![round(50.0, 1), round(50.0, 1), round(50.0, 1), round(50.0, 1)];
+        let cell = cells(&columns, ours, redis, Vec::new());
+        let ratio = cell.ratio(1).unwrap().rate;
+        assert_eq!((ratio.low, ratio.high, ratio.count), (2.0, 2.0, 3));
     }
 
     #[test]

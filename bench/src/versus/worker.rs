@@ -1,6 +1,6 @@
 //! One connection of a load on any of the brokers: its conversation, and the count of what is left in the queue.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,46 @@ use crate::load::Nanos;
 const DRAINED_AFTER: Duration = Duration::from_secs(4);
 
 /// Messages in a queue, as far as answers told. It may hold more: what was stored and not answered.
-pub type Stock = Arc<AtomicI64>;
+#[derive(Debug, Default)]
+pub struct Stock {
+    left: AtomicI64,
+    ever: AtomicU64,
+}
+
+impl Stock {
+    /// Waiting to be consumed.
+    pub fn left(&self) -> i64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// Produced since the beginning.
+    pub fn ever(&self) -> u64 {
+        self.ever.load(Ordering::Relaxed)
+    }
+
+    /// Nothing is left.
+    pub fn empty(&self) {
+        self.left.store(0, Ordering::Relaxed);
+    }
+
+    fn add(&self, messages: u32) {
+        self.left.fetch_add(i64::from(messages), Ordering::Relaxed);
+        self.ever.fetch_add(u64::from(messages), Ordering::Relaxed);
+    }
+
+    /// Sets `messages` aside, if there are as many.
+    fn take(&self, messages: i64) -> bool {
+        let enough = self.left.fetch_sub(messages, Ordering::Relaxed) >= messages;
+        if !enough {
+            self.give_back(messages);
+        }
+        enough
+    }
+
+    fn give_back(&self, messages: i64) {
+        self.left.fetch_add(messages, Ordering::Relaxed);
+    }
+}
 
 /// When a connection stops by itself.
 #[derive(Clone)]
@@ -49,29 +88,26 @@ pub struct Worker {
     conversation: Conversation,
     produces: bool,
     batch: u32,
-    stock: Stock,
+    stock: Arc<Stock>,
     stop: Stop,
     /// Taken from the stock for the consume in flight.
     reserved: i64,
 }
 
 impl Worker {
-    pub fn new(conversation: Conversation, produces: bool, batch: u32, stock: Stock, stop: Stop) -> Worker {
+    pub fn new(conversation: Conversation, produces: bool, batch: u32, stock: Arc<Stock>, stop: Stop) -> Worker {
         Worker { conversation, produces, batch, stock, stop, reserved: 0 }
     }
 
     fn is_finished(&mut self, now: Nanos) -> bool {
         match &self.stop {
             Stop::Never => false,
-            Stop::Filled(goal) => self.stock.load(Ordering::Relaxed) >= *goal,
+            Stop::Filled(goal) => self.stock.left() >= *goal,
             Stop::Consumed => {
                 let batch = i64::from(self.batch);
-                let left = self.stock.fetch_sub(batch, Ordering::Relaxed);
-                self.reserved = batch;
-                if left < batch {
-                    self.give_back(0);
-                }
-                left < batch
+                let enough = self.stock.take(batch);
+                self.reserved = if enough { batch } else { 0 };
+                !enough
             }
             Stop::Drained(ledger, last) => {
                 lock(ledger).is_complete() || now - last.load(Ordering::Relaxed) > nanos(DRAINED_AFTER)
@@ -83,7 +119,7 @@ impl Worker {
     fn give_back(&mut self, came: u32) {
         let reserved = std::mem::take(&mut self.reserved);
         if reserved > 0 {
-            self.stock.fetch_add(reserved - i64::from(came), Ordering::Relaxed);
+            self.stock.give_back(reserved - i64::from(came));
         }
     }
 }
@@ -112,7 +148,7 @@ impl Protocol for Worker {
                 Outcome::Empty | Outcome::Refused { .. } => 0,
             };
             if self.produces {
-                self.stock.fetch_add(i64::from(messages), Ordering::Relaxed);
+                self.stock.add(messages);
             } else {
                 self.give_back(messages);
             }
@@ -139,7 +175,7 @@ mod tests {
     use crate::load::payload::Payloads;
     use crate::versus::wire::{Redis, Task};
 
-    fn worker(produces: bool, batch: u32, stock: &Stock, stop: Stop) -> Worker {
+    fn worker(produces: bool, batch: u32, stock: &Arc<Stock>, stop: Stop) -> Worker {
         let task = match produces {
             true => Task::Produce { payloads: Arc::new(Payloads::new(1, 64)), batch, ledger: None },
             false => Task::Consume { verify: None },
@@ -158,23 +194,25 @@ mod tests {
 
     #[test]
     fn producers_fill_the_stock_to_its_goal() {
-        let stock = Stock::default();
+        let stock = Arc::new(Stock::default());
         let mut producer = worker(true, 2, &stock, Stop::Filled(2));
         assert_eq!(producer.begin(0, &mut Vec::new()), Begin::Started);
         answer(&mut producer, b"$1\r\n1\r\n$1\r\n2\r\n");
-        assert_eq!((stock.load(Ordering::Relaxed), producer.begin(0, &mut Vec::new())), (2, Begin::Finished));
+        assert_eq!((stock.left(), stock.ever()), (2, 2));
+        assert_eq!(producer.begin(0, &mut Vec::new()), Begin::Finished);
     }
 
     #[test]
     fn consumers_take_no_more_than_there_is_and_give_back_what_did_not_come() {
-        let stock = Stock::new(AtomicI64::new(3));
+        let stock = Arc::new(Stock::default());
+        stock.add(3);
         let mut consumer = worker(false, 2, &stock, Stop::Consumed);
         assert_eq!(consumer.begin(0, &mut Vec::new()), Begin::Started);
         assert_eq!(worker(false, 2, &stock, Stop::Consumed).begin(0, &mut Vec::new()), Begin::Finished);
         answer(&mut consumer, b"*-1\r\n");
-        assert_eq!(stock.load(Ordering::Relaxed), 3, "nothing came");
+        assert_eq!(stock.left(), 3, "nothing came");
         consumer.begin(0, &mut Vec::new());
         consumer.lost();
-        assert_eq!(stock.load(Ordering::Relaxed), 3, "the connection was lost");
+        assert_eq!(stock.left(), 3, "the connection was lost");
     }
 }
