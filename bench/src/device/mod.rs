@@ -12,6 +12,7 @@ use std::time::Duration;
 use argh::FromArgs;
 
 pub use measure::Sample;
+pub use scratch::require_space;
 pub use yardstick::{paired, yardstick, Probe, Round};
 
 use crate::run::{Failure, Run};

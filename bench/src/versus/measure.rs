@@ -20,6 +20,8 @@ const GRACE: Duration = Duration::from_secs(3);
 const FILL_PATIENCE: Duration = Duration::from_secs(20);
 const FILL_CONNECTIONS: usize = 16;
 pub const BATCH_MAX: u32 = 100;
+/// Most messages that are produced in one round: it is over earlier then. What is produced must be stored.
+pub const ROUND_MAX: i64 = 1_000_000;
 /// Length of one sample of the drive.
 const SAMPLE: Duration = Duration::from_millis(100);
 
@@ -193,7 +195,7 @@ impl Bench {
 
     fn measured(&self, peer: &Peer, cell: &Cell, title: String) -> Result<Round, Failure> {
         let (role, stop) = match cell.operation {
-            Operation::Produce => (Role::Produce { ledger: None }, Stop::Never),
+            Operation::Produce => (Role::Produce { ledger: None }, Stop::Filled(peer.stock.left() + ROUND_MAX)),
             Operation::Consume => (Role::Consume, Stop::Consumed),
         };
         let group = peer.group(&role, cell.connections, cell.batch, &self.payloads, &stop);
@@ -224,11 +226,8 @@ impl Bench {
             let why = tally.troubles().unwrap_or_else(|| "no answer came".into());
             return Err(Failure(format!("{}: {}: not one message: {why}", peer.name, cell.title())));
         }
-        // Consumers that have consumed everything stop before the time is over.
-        let measured_ns = match cell.operation {
-            Operation::Produce => timing.end(),
-            Operation::Consume => timing.end().min(tally.last.max(1)),
-        };
+        // Where enough was produced, or everything was consumed, it is over before the time is.
+        let measured_ns = timing.end().min(tally.last.max(1));
         let busy = tally.cpu.as_nanos() as f64 / measured_ns as f64;
         Ok(Round {
             rate_per_s: tally.messages as f64 * 1e9 / measured_ns as f64,

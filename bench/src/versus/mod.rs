@@ -1,6 +1,6 @@
 //! `narad-bench versus`: the same load against what a user would pick instead, side by side in one run.
 //!
-//! All brokers run at the same time, on the same CPUs and the same drive, and only one of them at a time may do anything:
+//! For each pair of connections and batch all brokers are started afresh. They run at the same time, on the same CPUs and the same drive, and only one of them at a time may do anything:
 //! the others are stopped (SIGSTOP), so that what one still has to tidy up is not paid by the next. Rounds of some seconds
 //! go round the brokers, and each round begins with another one.
 
@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use argh::FromArgs;
 
+use crate::device::require_space;
 use crate::load::cpu;
 use crate::load::options::{counts, duration};
 use crate::load::target::Credentials;
@@ -63,7 +64,7 @@ pub struct Options {
     /// rounds of each broker in each cell (default 5; 1 with --quick)
     #[argh(option)]
     rounds: Option<usize>,
-    /// length of a round (default 2s; 1s with --quick)
+    /// length of a round (default 1.5s; 1s with --quick)
     #[argh(option, from_str_fn(duration))]
     duration: Option<Duration>,
     /// few and short rounds: to see that everything works
@@ -165,16 +166,11 @@ impl Options {
         })
     }
 
-    fn cells(&self) -> Vec<Cell> {
-        let mut cells = Vec::new();
-        for batch in self.batches() {
-            for connections in self.connections() {
-                for operation in [Operation::Produce, Operation::Consume] {
-                    cells.push(Cell { operation, connections, batch: batch as u32 });
-                }
-            }
-        }
-        cells
+    /// Connections and batch of the cells.
+    fn pairs(&self) -> Vec<(usize, u32)> {
+        let (connections, batches) = (self.connections(), self.batches());
+        let pairs = batches.into_iter().flat_map(|batch| connections.iter().map(move |count| (*count, batch as u32)));
+        pairs.collect()
     }
 
     fn describe(&self, run: &mut Run, rounds: usize, settings: &Settings) {
@@ -214,7 +210,7 @@ fn measure(options: &Options) -> Result<Run, Failure> {
     cpu::pin(&options.load_cpu(), "--load-cpu")?;
 
     let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 5 });
-    let default = Duration::from_secs(if options.quick { 1 } else { 2 });
+    let default = Duration::from_millis(if options.quick { 1000 } else { 1500 });
     let settings = Settings {
         payload_bytes: options.payload,
         warmup: Duration::from_millis(300),
@@ -228,37 +224,90 @@ fn measure(options: &Options) -> Result<Run, Failure> {
     let mut bench = Bench::new(settings)?;
     run.set("device_method", bench.device_method());
 
-    let (mut peers, mut proofs, mut at_start) = (Vec::new(), Vec::new(), Vec::new());
+    let mut proofs = Vec::new();
     for kind in &kinds {
         let mut peer = place.start(kind)?;
         proofs.push((column(&peer), durability::prove(&bench, &mut peer)?));
-        at_start.push(memory(&peer));
-        pause(&peer);
-        peers.push(peer);
     }
     table::add_proofs(&mut run, &proofs);
-    run.set("durability", promises(&peers));
+    let columns: Vec<Column> = proofs.into_iter().map(|(column, _)| column).collect();
+    run.set("durability", promises(&columns));
 
-    let columns: Vec<Column> = peers.iter().map(column).collect();
-    let mut done: Vec<Cells<'_>> = Vec::new();
-    let cells = options.cells();
-    for (number, cell) in cells.iter().enumerate() {
-        let produced = done.last().filter(|_| cell.operation == Operation::Consume);
-        let expected: Vec<f64> = (0..peers.len())
-            .map(|index| produced.and_then(|cells| rate(&cells.rounds[index])).unwrap_or(1000.0))
-            .collect();
-        let title = format!("cell {} of {}", number + 1, cells.len());
-        let rounds = one_cell(&mut bench, &mut run, &peers, cell, rounds, expected, &title);
-        done.push(Cells { columns: &columns, cell: *cell, rounds });
+    let (mut done, mut memories) = (Vec::new(), Vec::new());
+    let pairs = options.pairs();
+    for (number, (connections, batch)) in pairs.iter().enumerate() {
+        let title = format!("part {} of {}", number + 1, pairs.len());
+        let pair = Pair { connections: *connections, batch: *batch, rounds, title };
+        match pair.measure(&mut bench, &mut run, &place, &kinds, &columns) {
+            Ok((cells, memory)) => {
+                done.extend(cells);
+                memories.extend(memory);
+            }
+            Err(Failure(text)) => run.failures.push(format!("{connections} connections, batches of {batch}: {text}")),
+        }
     }
     table::add_cells(&mut run, &done);
     add_device(&mut run, &done);
-    let kept = peers.iter().zip(at_start).filter_map(|(peer, at_start)| {
-        let (at_end, kept) = (memory(peer)?, peer.kept());
-        Some(Memory { name: peer.name.clone(), at_start: at_start?, at_end, kept })
-    });
-    table::add_memory(&mut run, &kept.collect::<Vec<_>>());
+    table::add_memory(&mut run, &largest(&columns, memories));
     Ok(run)
+}
+
+/// Produce and consume with the same connections and batch, on brokers that were started for it: no cell finds what
+/// another has left.
+struct Pair {
+    connections: usize,
+    batch: u32,
+    rounds: usize,
+    title: String,
+}
+
+impl Pair {
+    fn measure<'a>(
+        &self,
+        bench: &mut Bench,
+        run: &mut Run,
+        place: &Place,
+        kinds: &[Kind],
+        columns: &'a [Column],
+    ) -> Result<(Vec<Cells<'a>>, Vec<Memory>), Failure> {
+        require_space(&place.directory, self.space_bytes(bench) * kinds.len() as u64)?;
+        let (mut peers, mut at_start) = (Vec::new(), Vec::new());
+        for kind in kinds {
+            let peer = place.start(kind)?;
+            at_start.push(memory(&peer));
+            pause(&peer);
+            peers.push(peer);
+        }
+        let mut done: Vec<Cells<'a>> = Vec::new();
+        for operation in [Operation::Produce, Operation::Consume] {
+            let cell = Cell { operation, connections: self.connections, batch: self.batch };
+            let expected: Vec<f64> = (0..peers.len())
+                .map(|index| done.first().and_then(|produced| rate(&produced.rounds[index])).unwrap_or(1000.0))
+                .collect();
+            let rounds = one_cell(bench, run, &peers, &cell, self.rounds, expected, &self.title);
+            done.push(Cells { columns, cell, rounds });
+        }
+        let memories = peers.iter().zip(at_start).filter_map(|(peer, at_start)| {
+            let (at_end, kept) = (memory(peer)?, peer.kept());
+            Some(Memory { name: peer.name.clone(), at_start: at_start?, at_end, kept })
+        });
+        Ok((done, memories.collect()))
+    }
+
+    /// What a fast broker may write: each message twice.
+    fn space_bytes(&self, bench: &Bench) -> u64 {
+        let settings = &bench.settings;
+        let rate_per_s = if self.batch == 1 { 50_000.0 } else { 400_000.0 };
+        let round = (settings.warmup + settings.duration).as_secs_f64() * rate_per_s;
+        let messages = round.min(measure::ROUND_MAX as f64) * self.rounds as f64;
+        messages as u64 * settings.payload_bytes as u64 * 2
+    }
+}
+
+/// Of each broker the moment at which it stored most.
+fn largest(columns: &[Column], mut memories: Vec<Memory>) -> Vec<Memory> {
+    memories.sort_by_key(|memory| std::cmp::Reverse(memory.kept));
+    columns.iter().filter_map(|column| memories.iter().find(|memory| memory.name == column.name).cloned()).collect()
 }
 
 /// All rounds of one cell, by broker. What fails is a note; the others go on.
@@ -329,8 +378,8 @@ fn column(peer: &Peer) -> Column {
     Column { name, promise, ack_promise: peer.ack_promise, durable: peer.durable }
 }
 
-fn promises(peers: &[Peer]) -> String {
-    peers.iter().map(|peer| format!("{}: {}", peer.name, peer.promise)).collect::<Vec<_>>().join("; ")
+fn promises(columns: &[Column]) -> String {
+    columns.iter().map(|column| format!("{}: {}", column.name, column.promise)).collect::<Vec<_>>().join("; ")
 }
 
 fn add_device(run: &mut Run, done: &[Cells<'_>]) {

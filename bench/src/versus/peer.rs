@@ -226,8 +226,8 @@ impl Peer {
         stop: &Stop,
     ) -> Group<Worker> {
         let until = match stop {
-            Stop::Never | Stop::Consumed => Until::End,
-            Stop::Filled(_) | Stop::Drained(..) => Until::Finished,
+            Stop::Never | Stop::Filled(_) | Stop::Consumed => Until::End,
+            Stop::Drained(..) => Until::Finished,
         };
         let worker = |number| self.worker(number as u16, role, batch, payloads, stop);
         Group {

@@ -320,7 +320,7 @@ pub struct Memory {
 
 pub fn add_memory(run: &mut Run, brokers: &[Memory]) {
     let mut table = Table {
-        title: "Memory: what a backlog costs".into(),
+        title: "Memory: what a backlog costs (at the end of the pair of cells that left most)".into(),
         head: heads(&[
             "broker",
             "MiB at the start",
