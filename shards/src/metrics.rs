@@ -7,8 +7,18 @@ use crate::meta::Destination;
 /// Latency histograms count microseconds, three significant digits.
 pub type Histogram = hdrhistogram::Histogram<u64>;
 
+/// Starts small and grows with its values; fill it with [`record`].
 pub fn histogram() -> Histogram {
     Histogram::new(3).expect("3 significant digits is a valid precision")
+}
+
+/// Counts `value`; what is above an hour, in microseconds, counts as that.
+///
+/// Not `saturating_record`: that never grows a histogram, and files whatever does not fit under its first bound, 2.
+pub fn record(histogram: &mut Histogram, value: u64) {
+    const MAX: u64 = 3_600_000_000;
+    let grown = histogram.record(value.min(MAX));
+    debug_assert!(grown.is_ok(), "a histogram that grows takes every value");
 }
 
 /// One shard's figures at one instant.
@@ -61,4 +71,20 @@ pub struct RuntimeMetrics {
     pub ring_depth: u64,
     pub enter_nanos: u64,
     pub connections: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_operation_is_recorded_as_slow() {
+        let mut all = histogram();
+        for value in [0, 2_000, 2_100, 50_000, 9_000_000, u64::MAX] {
+            record(&mut all, value);
+        }
+        assert_eq!(all.len(), 6);
+        let near = |quantile: f64, value: u64| all.value_at_quantile(quantile).abs_diff(value) <= value / 500;
+        assert!(near(0.5, 2_100) && near(0.6, 50_000) && near(0.8, 9_000_000) && near(1.0, 3_600_000_000), "{all:?}");
+    }
 }

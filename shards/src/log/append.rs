@@ -307,8 +307,8 @@ impl PartitionLog {
             .metrics
             .latencies
             .get_or_insert_with(|| Box::new(LogLatencies { durable_write_us: histogram(), read_back_us: histogram() }));
-        latencies.durable_write_us.saturating_record(write.as_micros() as u64);
-        latencies.read_back_us.saturating_record(read_back.as_micros() as u64);
+        crate::metrics::record(&mut latencies.durable_write_us, write.as_micros() as u64);
+        crate::metrics::record(&mut latencies.read_back_us, read_back.as_micros() as u64);
     }
 }
 

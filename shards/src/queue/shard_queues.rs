@@ -560,7 +560,7 @@ impl ShardQueues {
         let mut metrics = self.metrics.borrow_mut();
         metrics.consumes_empty += u64::from(!hit);
         let waits = if hit { &mut metrics.wait_hit } else { &mut metrics.wait_timeout };
-        waits.saturating_record(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+        crate::metrics::record(waits, u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
     }
 }
 

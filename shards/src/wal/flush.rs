@@ -66,9 +66,9 @@ impl Inner {
                 metrics.groups += 1;
                 metrics.records += group.records;
                 metrics.bytes_written += group.bytes;
-                metrics.group_records.saturating_record(group.records);
+                crate::metrics::record(&mut metrics.group_records, group.records);
                 let micros = (now - group.submitted_at).as_micros();
-                metrics.flush_us.saturating_record(u64::try_from(micros).unwrap_or(u64::MAX));
+                crate::metrics::record(&mut metrics.flush_us, u64::try_from(micros).unwrap_or(u64::MAX));
             });
             if state.staging.durable_next == before {
                 return; // an earlier group is still on its way, or the log has failed

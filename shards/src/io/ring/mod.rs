@@ -298,7 +298,7 @@ impl Ring {
                 let result = core.uring.submitter().submit_with_args(0, &types::SubmitArgs::new());
                 let nanos = before.elapsed().as_nanos() as u64;
                 core.counters.enter_nanos += nanos;
-                core.submit_micros.saturating_record(nanos / 1000);
+                crate::metrics::record(&mut core.submit_micros, nanos / 1000);
                 result
             }
             Some(None) => core.uring.submit_and_wait(1),
