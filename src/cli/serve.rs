@@ -51,6 +51,9 @@ pub struct Serve {
     /// microseconds to poll before a shard sleeps (runtime.spin_us)
     #[argh(option)]
     spin_us: Option<String>,
+    /// shard i also listens on this port plus i (runtime.shard_ports)
+    #[argh(option)]
+    shard_ports: Option<String>,
     /// memory of all shards together, such as 2GiB (runtime.memory)
     #[argh(option)]
     memory: Option<String>,
@@ -102,6 +105,7 @@ impl Serve {
             ("runtime.no_pin", no_pin),
             ("runtime.control_cpu", self.control_cpu),
             ("runtime.spin_us", self.spin_us),
+            ("runtime.shard_ports", self.shard_ports),
             ("runtime.memory", self.memory),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
@@ -187,6 +191,8 @@ mod tests {
             "5",
             "--memory",
             "2GiB",
+            "--shard-ports",
+            "9001",
         ]);
         let config = config::load(&serve.sources(Vec::new()).unwrap()).unwrap();
         assert_eq!(config.http.addr.to_string(), "127.0.0.1:1");
@@ -195,7 +201,7 @@ mod tests {
         assert_eq!((config.log.level, config.log.format), (config::LogLevel::Warn, config::LogFormat::Text));
         assert_eq!(config.runtime.cpus.unwrap().to_string(), "2-3");
         assert_eq!((config.runtime.control_cpu, config.runtime.spin_us), (Some(1), 5));
-        assert_eq!(config.runtime.memory_bytes, Some(2 << 30));
+        assert_eq!((config.runtime.memory_bytes, config.runtime.shard_ports), (Some(2 << 30), Some(9001)));
         let config =
             config::load(&parse(&["--shards", "4", "--no-pin", "--port", "9"]).sources(Vec::new()).unwrap()).unwrap();
         assert_eq!((config.runtime.shards, config.runtime.no_pin, config.http.addr.port), (Some(4), true, 9));

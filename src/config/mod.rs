@@ -144,6 +144,8 @@ pub struct Runtime {
     /// `None`: the control thread floats over the allowed CPUs.
     pub control_cpu: Option<u32>,
     pub spin_us: u64,
+    /// Shard `i` also listens on this port plus `i`, by itself. `None`: only on the common port.
+    pub shard_ports: Option<u16>,
     /// Of all shards together. `None`: half of the limit.
     pub memory_bytes: Option<u64>,
 }

@@ -63,6 +63,11 @@ impl Route {
         "/v1/remotes",
     ];
 
+    /// Routes whose cost depends on the shard that the client's connection is on.
+    pub fn carries_messages(self) -> bool {
+        matches!(self, Route::Produce | Route::ProduceBatch | Route::Consume | Route::Ack)
+    }
+
     /// What a route without a handler answers with `501`: what it is that this node does not have.
     pub fn not_built(self) -> &'static str {
         match self {

@@ -85,6 +85,8 @@ pub struct Prepared {
     /// The client API; a port of 0 has been replaced.
     pub http_addr: SocketAddr,
     pub metrics_addr: Option<SocketAddr>,
+    /// One a shard, or none at all (`runtime.shard_ports`).
+    pub shard_addrs: Vec<SocketAddr>,
     pub ingress: IngressDirectories,
     pub metastore: Metastore<Store>,
     /// What every shard starts with.
@@ -133,6 +135,15 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
             Some(ports::try_listen("http.metrics_addr", host, address.port)?)
         }
     };
+    let shard_addrs = match config.runtime.shard_ports {
+        None => Vec::new(),
+        Some(base) => ports::try_shard_ports(
+            base,
+            shards,
+            config.http_host(),
+            &[("http.addr", http_addr.port()), ("http.metrics_addr", metrics_addr.map_or(0, |address| address.port()))],
+        )?,
+    };
     let file_system = filesystem::check_file_system(&data.root, config.dev, &mut warnings)?;
 
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -154,6 +165,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
         file_system,
         http_addr,
         metrics_addr,
+        shard_addrs,
         ingress,
         metastore,
         snapshot,
@@ -180,6 +192,11 @@ impl Prepared {
             cpus = %self.cpus.allowed,
             pinned = %if self.cpus.pinned() { shard_cpus.join(",") } else { "none".to_owned() },
             control_cpu = %placed(&self.cpus.control),
+            shard_ports = %match self.shard_addrs[..] {
+                [first, .., last] => format!("{}-{}", first.port(), last.port()),
+                [only] => only.port().to_string(),
+                [] => "none".to_owned(),
+            },
             spin_us = self.cpus.spin_us,
             memory = %format_bytes(self.memory.total_bytes),
             memory_per_shard = %format_bytes(self.memory.per_shard_bytes),

@@ -32,6 +32,8 @@ pub struct Common {
     pub http_metrics: Arc<[Arc<HttpMetrics>]>,
     pub http_addr: SocketAddr,
     pub metrics_addr: Option<SocketAddr>,
+    /// One a shard, or none at all.
+    pub shard_addrs: Vec<SocketAddr>,
     pub data_root: PathBuf,
     pub direct: bool,
     pub started: Instant,
@@ -107,6 +109,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         http_metrics,
         http_addr: prepared.http_addr,
         metrics_addr: prepared.metrics_addr,
+        shard_addrs: prepared.shard_addrs,
         data_root: data.root.clone(),
         direct: file_system.direct,
         started,

@@ -1,6 +1,7 @@
 //! One shard's thread: its ring, its disk, its shard, its listener.
 
 use std::cell::{OnceCell, RefCell};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -20,7 +21,7 @@ use super::broker::ShardBroker;
 use super::run::Common;
 use super::serving::Serving;
 use crate::config::{self, CompressionLevel};
-use crate::http::{HttpContext, Surface};
+use crate::http::{HttpContext, HttpSettings, Surface};
 
 const WAL_SEGMENT_BYTES: u64 = 64 << 20;
 /// Below this, produce is refused while the disk still has room for everything else (E22).
@@ -136,15 +137,20 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     shard.start();
     let context = HttpContext::new(
         ShardBroker::new(shard, common.state.clone()),
-        common.http_settings(Surface::Api { metrics: common.metrics_addr.is_none() }),
+        HttpSettings {
+            shard: Some(id),
+            ..common.http_settings(Surface::Api { metrics: common.metrics_addr.is_none() })
+        },
         common.topic_defaults(),
         common.node_id.clone(),
         common.limits.clone(),
         common.http_metrics[usize::from(id)].clone(),
         common.http_metrics.clone(),
     );
-    let listener = handle.listen(common.http_addr).map_err(|error| error.to_string())?;
-    *slot.serving.borrow_mut() = Some(Serving::start(listener, Rc::new(context)));
+    let addresses = [Some(&common.http_addr), common.shard_addrs.get(usize::from(id))];
+    let listen = |address: &SocketAddr| handle.listen(*address).map_err(|error| error.to_string());
+    let listeners = addresses.into_iter().flatten().map(listen).collect::<Result<Vec<_>, _>>()?;
+    *slot.serving.borrow_mut() = Some(Serving::start(listeners, Rc::new(context)));
     if id == 0 {
         tracing::info!(addr = %common.http_addr, took_ms = common.started.elapsed().as_millis() as u64, "http listening");
     }
