@@ -12,6 +12,8 @@ use narad_shards::meta::TopicMeta;
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::Take;
 
+use crate::telemetry::ShardReport;
+
 /// The topic of a settle is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopicNotFound;
@@ -93,4 +95,7 @@ pub trait Broker: 'static {
 
     /// The figures of all shards of this node that answer.
     fn metrics(&self) -> impl Future<Output = Vec<ShardMetrics>>;
+
+    /// A look at every shard of this node.
+    fn vitals(&self) -> impl Future<Output = Vec<ShardReport>>;
 }

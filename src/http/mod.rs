@@ -21,6 +21,7 @@ mod json;
 mod limits;
 mod message;
 mod metrics;
+mod node;
 mod pipeline;
 mod produce;
 mod query;

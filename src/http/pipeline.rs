@@ -16,7 +16,7 @@ use super::query::Query;
 use super::reply::{self, ApiError, Reply, ReplyBody, CLIENT_LEFT, HEADER_GUARD};
 use super::route::{self, Found, Route};
 use super::stream::Conn;
-use super::{ack, consume, health, produce, topics, Broker, HttpContext};
+use super::{ack, consume, health, node, produce, topics, Broker, HttpContext};
 
 const CLIENT: HeaderName = HeaderName::from_static("x-narad-client");
 const SHARD: HeaderName = HeaderName::from_static("x-narad-shard");
@@ -154,6 +154,7 @@ async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyR
         Route::Healthz => health::healthz(call),
         Route::Readyz => health::readyz(call),
         Route::Metrics => health::metrics(call).await,
+        Route::NodeShards => node::shards(call).await,
         other => Err(ApiError::not_built(other.not_built())),
     }
 }

@@ -31,6 +31,7 @@ pub(crate) enum Route {
     ProduceBatch,
     Consume,
     Ack,
+    NodeShards,
     Users,
     Cluster,
     Remotes,
@@ -58,6 +59,7 @@ impl Route {
         "POST /v1/topics/{topic}/produce/batch",
         "GET /v1/topics/{topic}/consume",
         "POST /v1/topics/{topic}/ack",
+        "GET /v1/node/shards",
         "/v1/users",
         "/v1/cluster",
         "/v1/remotes",
@@ -111,6 +113,7 @@ static PRODUCE: Path = path!("POST", POST => Produce);
 static PRODUCE_BATCH: Path = path!("POST", POST => ProduceBatch);
 static CONSUME: Path = path!("GET, HEAD", GET => Consume);
 static ACK: Path = path!("POST", POST => Ack);
+static NODE_SHARDS: Path = path!("GET, HEAD", GET => NodeShards);
 static USERS: Path = path!("GET, HEAD, POST", GET => Users, POST => Users);
 static USER: Path = path!("DELETE, GET, HEAD", GET => Users, DELETE => Users);
 static USER_PART: Path = path!("PUT", PUT => Users);
@@ -173,6 +176,7 @@ pub(crate) fn find<'p>(method: &Method, path: &'p str, surface: Surface) -> Foun
             [b"topics", _, b"children"] => &CHILDREN,
             [b"topics", _, b"children", _] => &CHILD,
             [b"topics", _, b"children", _, b"pause" | b"resume" | b"skip"] => &CHILD_VERB,
+            [b"node", b"shards"] => &NODE_SHARDS,
             [b"users"] => &USERS,
             [b"users", _] => &USER,
             [b"users", _, b"grants" | b"password"] => &USER_PART,
@@ -231,6 +235,9 @@ mod tests {
             ("OPTIONS", "/v1/topics/a/consume", allow("GET, HEAD")),
             ("DELETE", "/v1/topics/a/children/b", route(Route::Detach, "a")),
             ("POST", "/v1/topics/a/children/b/skip", route(Route::ChildVerb, "a")),
+            ("HEAD", "/v1/node/shards", route(Route::NodeShards, "shards")),
+            ("POST", "/v1/node/shards", allow("GET, HEAD")),
+            ("GET", "/v1/node", Found::Nothing),
             ("GET", "/v1/cluster/members", route(Route::Cluster, "members")),
             ("GET", "/v1/x/y/z/1/2/3/4/5/6/7/8", Found::Nothing),
             ("GET", "/", Found::Nothing),

@@ -12,7 +12,7 @@ use narad_shards::spsc;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::broker::NodeState;
+use super::broker::{NodeState, Placed};
 use super::control_thread::{self, ControlPlan};
 use super::shard_thread::{self, ShardPlan};
 use super::Prepared;
@@ -102,8 +102,13 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let http = &config.http;
     let limits =
         NodeLimits::new(u32::try_from(http.max_connections).unwrap_or(u32::MAX), http.max_batch_body_bytes_in_flight);
+    let placed = (0..usize::from(shards)).map(|shard| Placed {
+        cpu: cpus.shards.get(shard).copied().flatten(),
+        port: prepared.shard_addrs.get(shard).map(SocketAddr::port),
+    });
+    let placed = placed.collect();
     let common = Arc::new(Common {
-        state: Arc::new(NodeState { shards, ..NodeState::default() }),
+        state: Arc::new(NodeState { shards, placed, ..NodeState::default() }),
         node_id: identity.node_id.clone(),
         limits: Arc::new(limits),
         http_metrics,

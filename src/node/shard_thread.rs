@@ -79,6 +79,7 @@ impl Slot {
                 metrics.enter_us = Some(handle.submit_micros());
                 Reply::Metrics(Box::new(metrics))
             }
+            Request::Vitals => Reply::Vitals(Box::new(shard.vitals(handle.metrics()))),
             Request::Shutdown => {
                 let reply = shard.handle(Request::Shutdown).await;
                 self.finished.notify_one();

@@ -8,9 +8,11 @@ mod exposition;
 mod logging;
 mod process;
 mod shards;
+mod vitals;
 
 pub use counter::{Counter, DurationHistogram};
 pub use exposition::{Exposition, Kind};
 pub use logging::install_logging;
-pub use process::render_process;
+pub use process::{render_process, resident_bytes};
 pub use shards::render_shards;
+pub use vitals::{NodeReport, ShardReport};

@@ -27,6 +27,7 @@ mod position_io;
 mod shard_queues;
 mod sweep;
 mod topic;
+mod vitals;
 mod waiters;
 
 use std::rc::Rc;
@@ -39,6 +40,7 @@ pub use consumer::Consumer;
 pub use inflight::Range;
 pub use position::Position;
 pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, QueueMetrics, ShardQueues};
+pub use vitals::QueueVitals;
 
 /// What the queue needs of a partition's log. `log` implements it; tests have their own.
 pub trait Records {

@@ -57,11 +57,19 @@ pub struct QueueMetrics {
     pub parked: u64,
     pub wait_hit: Histogram,
     pub wait_timeout: Histogram,
+    /// Deliveries of partitions that are no longer served here.
+    pub delivered_before: u64,
 }
 
 impl Default for QueueMetrics {
     fn default() -> Self {
-        QueueMetrics { consumes_empty: 0, parked: 0, wait_hit: histogram(), wait_timeout: histogram() }
+        QueueMetrics {
+            consumes_empty: 0,
+            parked: 0,
+            wait_hit: histogram(),
+            wait_timeout: histogram(),
+            delivered_before: 0,
+        }
     }
 }
 
@@ -176,6 +184,7 @@ impl ShardQueues {
 
     fn drop_partition(&self, partition: &Rc<PartitionQueue>, answer: Result<(), ConsumeError>) {
         partition.retire();
+        self.metrics.borrow_mut().delivered_before += partition.delivered();
         self.committer.forget(partition.destination);
         answer_all(partition.drain_pinned(), answer);
     }
@@ -272,7 +281,7 @@ impl ShardQueues {
         }
     }
 
-    fn all_partitions(&self) -> Vec<Rc<PartitionQueue>> {
+    pub(super) fn all_partitions(&self) -> Vec<Rc<PartitionQueue>> {
         self.topics.borrow().values().flat_map(|topic| topic.open_partitions()).collect()
     }
 
@@ -291,9 +300,13 @@ impl ShardQueues {
     }
 
     pub fn metrics(&self) -> QueueMetrics {
-        let parked_home: usize = self.homes.borrow().values().map(|home| home.borrow().parked()).sum();
-        let parked_pinned: usize = self.all_partitions().iter().map(|partition| partition.parked()).sum();
-        QueueMetrics { parked: (parked_home + parked_pinned) as u64, ..self.metrics.borrow().clone() }
+        QueueMetrics { parked: self.parked(), ..self.metrics.borrow().clone() }
+    }
+
+    pub(super) fn parked(&self) -> u64 {
+        let home: usize = self.homes.borrow().values().map(|home| home.borrow().parked()).sum();
+        let pinned: usize = self.all_partitions().iter().map(|partition| partition.parked()).sum();
+        (home + pinned) as u64
     }
 
     /// Topics and homes held in memory: flat under create and delete (C37).

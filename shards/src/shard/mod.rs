@@ -9,6 +9,7 @@ mod reserve;
 mod serve;
 mod stop;
 pub mod topics;
+mod vitals;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ use crate::dispatch::{Dispatcher, Environment, Limits};
 use crate::io::Disk;
 use crate::log::{LogOptions, LogShared, TopicDirectories};
 use crate::meta::{Address, NodeId, ShardId, Snapshot};
-use crate::metrics::ShardMetrics;
+use crate::metrics::{RuntimeMetrics, ShardMetrics, ShardVitals};
 use crate::peer::{Carrier, Reply, Request};
 use crate::queue::{Committer, CommitterOptions, ShardQueues};
 use crate::rt::sync::{Lock, Notify};
@@ -85,6 +86,7 @@ struct Inner {
     /// Produce is refused: the node is stopping.
     draining: Cell<bool>,
     quiesced: Cell<bool>,
+    window: RefCell<vitals::Window>,
 }
 
 /// Why a shard could not be opened: the process must not serve.
@@ -129,6 +131,7 @@ impl Shard {
             reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
             draining: Cell::new(false),
             quiesced: Cell::new(false),
+            window: RefCell::default(),
             options,
         });
         let queues = ShardQueues::new(Rc::new(QueueSide(Rc::downgrade(&inner))), committer);
@@ -192,6 +195,11 @@ impl Shard {
     /// Gathers the shard's figures.
     pub async fn metrics(&self) -> ShardMetrics {
         self.inner.metrics().await
+    }
+
+    /// A few figures for whoever watches; `runtime` is the event loop's part of them.
+    pub fn vitals(&self, runtime: RuntimeMetrics) -> ShardVitals {
+        self.inner.vitals(runtime)
     }
 
     /// Answers a request of another shard, of the control thread, or of this shard.

@@ -15,6 +15,8 @@ use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::Take;
 use narad_shards::rt;
 
+use crate::telemetry::ShardReport;
+
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
 
 #[derive(Debug, PartialEq, Eq)]
@@ -214,5 +216,9 @@ impl Broker for FakeBroker {
 
     async fn metrics(&self) -> Vec<ShardMetrics> {
         vec![ShardMetrics::default()]
+    }
+
+    async fn vitals(&self) -> Vec<ShardReport> {
+        vec![ShardReport { cpu: Some(3), pinned: true, ..ShardReport::default() }]
     }
 }
