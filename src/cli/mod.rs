@@ -3,6 +3,7 @@
 //! be reached.
 
 mod client;
+mod cpus;
 pub(crate) mod fuzz;
 mod publish;
 mod render;
@@ -35,6 +36,7 @@ struct Narad {
 enum Command {
     Serve(serve::Serve),
     Server(serve::Server),
+    Cpus(cpus::Cpus),
     Topic(topic::Topic),
     Pub(publish::Pub),
     Sub(subscribe::Sub),
@@ -96,6 +98,7 @@ fn run(narad: Narad) -> Result<(), Failure> {
     match narad.command {
         Command::Serve(serve) => serve::serve(serve),
         Command::Server(server) => serve::server(server),
+        Command::Cpus(command) => cpus::run(command, &mut out),
         Command::Topic(command) => topic::run(command, &mut client()?, &mut io::stdin().lock(), &mut out, &mut err),
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),
         Command::Sub(command) => subscribe::run(command, &mut client()?, &mut out, &mut err),

@@ -114,7 +114,7 @@ impl Serve {
 }
 
 /// Variables that are not UTF-8 cannot be ours.
-fn environment() -> Vec<(String, String)> {
+pub(super) fn environment() -> Vec<(String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()

@@ -15,9 +15,12 @@ mod ports;
 mod run;
 mod serving;
 mod shard_thread;
+mod topology;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) mod tests_support;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -29,12 +32,14 @@ use narad_shards::meta::{ShardId, Snapshot};
 use crate::config::{format_bytes, Config, CpuSet};
 use crate::control::{Metastore, Store};
 
+pub use cgroup::Limits as CgroupLimits;
 pub use data_dir::{DataDir, Identity, IngressDirectories};
 pub use filesystem::FileSystem;
 pub use lock::{DataLock, Patience};
 pub use machine::ProcessLimits;
-pub use placement::{CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
+pub use placement::{plan_cpus, CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
 pub use run::run;
+pub use topology::{remarks, Topology};
 
 /// Why the node does not start: cause and remedy, one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,17 +106,33 @@ impl Prepared {
     }
 }
 
+/// What this process may use of the machine.
+#[derive(Clone, Debug)]
+pub struct Allowance {
+    pub affinity: CpuSet,
+    pub cgroup: CgroupLimits,
+}
+
+impl Allowance {
+    /// Ask before any thread is pinned (lesson P2).
+    pub fn of_this_process() -> Result<Allowance, Refusal> {
+        let affinity = system::allowed_cpus().map_err(|error| {
+            Refusal::new(format!("cannot ask which CPUs this process may use: {error}"), "see taskset(1)")
+        })?;
+        Ok(Allowance { affinity: affinity.into_iter().collect(), cgroup: cgroup::Cgroups::of_this_process().limits() })
+    }
+
+    /// Affinity, cut down to the control group.
+    pub fn cpus(&self) -> CpuSet {
+        placement::allowed_cpus(&self.affinity, &self.cgroup)
+    }
+}
+
 /// Checks the machine and the settings against each other, and opens what must be open before the first thread. `say`
 /// gets at most a sentence or two while the start waits for somebody else.
 pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, Refusal> {
     let mut warnings = config.warnings.clone();
-    let affinity: CpuSet = system::allowed_cpus()
-        .map_err(|error| {
-            Refusal::new(format!("cannot ask which CPUs this process may use: {error}"), "see taskset(1)")
-        })?
-        .into_iter()
-        .collect();
-    let cgroup = cgroup::Cgroups::of_this_process().limits();
+    let Allowance { affinity, cgroup } = Allowance::of_this_process()?;
     let mut cpus = placement::plan_cpus(&config.runtime, &affinity, &cgroup)?;
     warnings.append(&mut cpus.warnings);
     let shards = ShardId::try_from(cpus.shards.len()).map_err(|_| {
