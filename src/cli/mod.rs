@@ -4,6 +4,7 @@
 
 mod client;
 mod cpus;
+mod doctor;
 pub(crate) mod fuzz;
 mod publish;
 mod render;
@@ -37,6 +38,7 @@ enum Command {
     Serve(serve::Serve),
     Server(serve::Server),
     Cpus(cpus::Cpus),
+    Doctor(doctor::Doctor),
     Topic(topic::Topic),
     Pub(publish::Pub),
     Sub(subscribe::Sub),
@@ -98,6 +100,7 @@ fn run(narad: Narad) -> Result<(), Failure> {
     match narad.command {
         Command::Serve(serve) => serve::serve(serve),
         Command::Server(server) => serve::server(server),
+        Command::Doctor(command) => doctor::run(command, &mut out),
         Command::Cpus(command) => cpus::run(command, &mut out),
         Command::Topic(command) => topic::run(command, &mut client()?, &mut io::stdin().lock(), &mut out, &mut err),
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),

@@ -84,13 +84,23 @@ pub struct FileSystem {
 
 /// Judges the file system of an existing, writable directory.
 pub fn check_file_system(directory: &Path, dev: bool, warnings: &mut Vec<String>) -> Result<FileSystem, Refusal> {
+    check_file_system_by(directory, ".direct-io-trial", dev, warnings)
+}
+
+/// The same with a trial file of that name, for whoever must not get in the way of a start.
+pub(super) fn check_file_system_by(
+    directory: &Path,
+    trial: &str,
+    dev: bool,
+    warnings: &mut Vec<String>,
+) -> Result<FileSystem, Refusal> {
     let facts = system::file_system(directory).map_err(|error| {
         Refusal::new(format!("cannot examine the file system of {}: {error}", directory.display()), "check the mount")
     })?;
     let (name, kind) = classify(facts.magic);
     warnings.extend(warning(&name, kind));
     let block_bytes = block_bytes(&facts);
-    let direct = match try_direct_io(directory, block_bytes) {
+    let direct = match try_direct_io(&directory.join(trial), block_bytes) {
         Ok(()) => true,
         Err(failure) => {
             let refusal = judge_failure(failure, directory, &name, dev)?;
@@ -144,11 +154,10 @@ fn judge_failure(failure: TrialFailure, directory: &Path, name: &str, dev: bool)
     }
 }
 
-fn try_direct_io(directory: &Path, block_bytes: usize) -> Result<(), TrialFailure> {
-    let path = directory.join(".direct-io-trial");
-    let _ = fs::remove_file(&path); // of a start that died here
-    let result = trial(&path, block_bytes);
-    let _ = fs::remove_file(&path);
+fn try_direct_io(path: &Path, block_bytes: usize) -> Result<(), TrialFailure> {
+    let _ = fs::remove_file(path); // of a start that died here
+    let result = trial(path, block_bytes);
+    let _ = fs::remove_file(path);
     result
 }
 

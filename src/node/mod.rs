@@ -6,6 +6,7 @@ mod broker;
 mod cgroup;
 mod control_thread;
 mod data_dir;
+mod doctor;
 mod filesystem;
 pub(crate) mod fuzz;
 mod lock;
@@ -34,6 +35,7 @@ use crate::control::{Metastore, Store};
 
 pub use cgroup::Limits as CgroupLimits;
 pub use data_dir::{DataDir, Identity, IngressDirectories};
+pub use doctor::{examine, Check, Report, Status};
 pub use filesystem::FileSystem;
 pub use lock::{DataLock, Patience};
 pub use machine::ProcessLimits;

@@ -20,6 +20,11 @@ pub fn try_listen(key: &str, host: &str, port: u16) -> Result<SocketAddr, Refusa
     try_listen_for(key, host, port, RETRY_FOR)
 }
 
+/// The same without patience, for whoever only wants to know.
+pub fn try_listen_once(key: &str, host: &str, port: u16) -> Result<SocketAddr, Refusal> {
+    try_listen_for(key, host, port, Duration::ZERO)
+}
+
 fn try_listen_for(key: &str, host: &str, port: u16, patience: Duration) -> Result<SocketAddr, Refusal> {
     let address = ListenAddress::resolve(host, port)
         .map_err(|error| Refusal::setting(format!("{key}: {error}"), "write an IP address"))?;

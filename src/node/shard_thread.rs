@@ -24,7 +24,7 @@ use crate::config::{self, CompressionLevel};
 use crate::http::{HttpContext, HttpSettings, Surface};
 
 const WAL_SEGMENT_BYTES: u64 = 64 << 20;
-/// Below this, produce is refused while the disk still has room for everything else (E22).
+/// Least of what is kept free: the disk still has room for everything else when produce is refused (E22).
 const DISK_RESERVE_BYTES_MIN: u64 = 256 << 20;
 /// As many as a busy shard has in flight; memlock may allow fewer (E26).
 const STAGING_CHUNKS_REGISTERED: usize = 8;
@@ -120,7 +120,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
             interval: Duration::from_millis(common.config.storage.consumer_offset_commit_interval_ms),
             ..CommitterOptions::default()
         },
-        disk_reserve_bytes: (2 * WAL_SEGMENT_BYTES * u64::from(common.state.shards)).max(DISK_RESERVE_BYTES_MIN),
+        disk_reserve_bytes: disk_reserve_bytes(common.state.shards.into()),
         adopt: plan.adopt,
     };
     let shard = Shard::open(options, plan.snapshot, links.clone()).await.map_err(|error| error.to_string())?;
@@ -158,6 +158,11 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     slot.finished.notified().await;
     rt::sleep(LAST_REPLY).await;
     Ok(())
+}
+
+/// Free space under which produce is refused (E22).
+pub fn disk_reserve_bytes(shards: u64) -> u64 {
+    (2 * WAL_SEGMENT_BYTES * shards).max(DISK_RESERVE_BYTES_MIN)
 }
 
 fn codec(storage: &config::Storage) -> Codec {
