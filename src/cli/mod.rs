@@ -10,6 +10,7 @@ mod publish;
 mod render;
 mod serve;
 mod subscribe;
+mod top;
 mod topic;
 
 #[cfg(test)]
@@ -39,6 +40,7 @@ enum Command {
     Server(serve::Server),
     Cpus(cpus::Cpus),
     Doctor(doctor::Doctor),
+    Top(top::Top),
     Topic(topic::Topic),
     Pub(publish::Pub),
     Sub(subscribe::Sub),
@@ -102,6 +104,7 @@ fn run(narad: Narad) -> Result<(), Failure> {
         Command::Server(server) => serve::server(server),
         Command::Doctor(command) => doctor::run(command, &mut out),
         Command::Cpus(command) => cpus::run(command, &mut out),
+        Command::Top(command) => top::run(command, client()?, &mut out),
         Command::Topic(command) => topic::run(command, &mut client()?, &mut io::stdin().lock(), &mut out, &mut err),
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),
         Command::Sub(command) => subscribe::run(command, &mut client()?, &mut out, &mut err),
