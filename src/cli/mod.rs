@@ -12,6 +12,7 @@ mod serve;
 mod subscribe;
 mod top;
 mod topic;
+mod usage;
 
 #[cfg(test)]
 mod tests;
@@ -88,7 +89,7 @@ pub fn main(args: Vec<String>) -> ExitCode {
             let text = exit.output.trim_end();
             return match exit.status {
                 Ok(()) => finish(writeln!(io::stdout(), "{text}").map_err(Failure::from)),
-                Err(()) => finish(Err(Failure::Usage(text.to_owned()))),
+                Err(()) => finish(Err(Failure::Usage(usage::explain(text, &args)))),
             };
         }
     };

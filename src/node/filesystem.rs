@@ -130,6 +130,7 @@ enum TrialFailure {
 
 /// Dev mode goes on buffered where O_DIRECT is missing; everything else is a refusal.
 fn judge_failure(failure: TrialFailure, directory: &Path, name: &str, dev: bool) -> Result<String, Refusal> {
+    let at = directory;
     let directory = directory.display();
     match failure {
         TrialFailure::NoDirectIo if dev => {
@@ -143,6 +144,11 @@ fn judge_failure(failure: TrialFailure, directory: &Path, name: &str, dev: bool)
             format!("{directory} has no space left (a trial {step} failed: {error})"),
             "free space, then start again",
         )),
+        TrialFailure::Io(_, error)
+            if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) =>
+        {
+            Err(super::data_dir::not_writable(at, &error))
+        }
         TrialFailure::Io(step, error) => Err(Refusal::new(
             format!("a trial {step} of one block on {name} at {directory} failed: {error}"),
             "check the disk and the kernel log, or put storage.data_dir on ext4 or XFS",
@@ -236,6 +242,9 @@ mod tests {
         for dev in [false, true] {
             let full = TrialFailure::Io("write", io::Error::from_raw_os_error(libc::ENOSPC));
             assert!(judge(full, dev).unwrap_err().to_string().contains("no space left"));
+            let forbidden = TrialFailure::Io("open", io::Error::from_raw_os_error(libc::EACCES));
+            let text = judge(forbidden, dev).unwrap_err().to_string();
+            assert!(text.contains("not writable for user id") && text.contains("chown or chmod"), "{text}");
             let broken = TrialFailure::Io("sync", io::Error::from_raw_os_error(libc::EIO));
             assert!(judge(broken, dev).unwrap_err().to_string().contains("a trial sync of one block"));
             assert!(judge(TrialFailure::Differs, dev).unwrap_err().to_string().contains("do not use this disk"));
