@@ -12,7 +12,7 @@ use narad_shards::meta::TopicMeta;
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::Take;
 
-use crate::telemetry::ShardReport;
+use crate::telemetry::{NodeMetrics, ShardReport};
 
 /// The topic of a settle is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,4 +98,7 @@ pub trait Broker: 'static {
 
     /// A look at every shard of this node.
     fn vitals(&self) -> impl Future<Output = Vec<ShardReport>>;
+
+    /// The figures that no shard has.
+    fn node_metrics(&self) -> impl Future<Output = NodeMetrics>;
 }

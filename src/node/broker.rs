@@ -19,8 +19,9 @@ use narad_shards::queue::Consumer;
 use narad_shards::rt;
 use narad_shards::shard::Shard;
 
+use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
-use crate::telemetry::ShardReport;
+use crate::telemetry::{NodeMetrics, ShardReport};
 
 /// What every thread of the node may look at: flags and a count, off the path of a request (E24).
 #[derive(Debug, Default)]
@@ -28,6 +29,7 @@ pub struct NodeState {
     pub shards: ShardId,
     /// What was decided for each shard at the start.
     pub placed: Vec<Placed>,
+    pub figures: NodeFigures,
     pub opened: AtomicU16,
     pub stopping: AtomicBool,
 }
@@ -180,6 +182,10 @@ impl Broker for ShardBroker {
     async fn vitals(&self) -> Vec<ShardReport> {
         vitals_of(&self.state, &**self.shard.carrier()).await
     }
+
+    async fn node_metrics(&self) -> NodeMetrics {
+        figures::gather(&self.state).await
+    }
 }
 
 /// What the metrics listener serves: it has no shard, so that load on the shards cannot fail a probe (lesson N51).
@@ -248,5 +254,9 @@ impl Broker for ProbeBroker {
 
     async fn vitals(&self) -> Vec<ShardReport> {
         Vec::new() // not on this listener
+    }
+
+    async fn node_metrics(&self) -> NodeMetrics {
+        figures::gather(&self.state).await
     }
 }

@@ -7,6 +7,7 @@ mod cgroup;
 mod control_thread;
 mod data_dir;
 mod doctor;
+mod figures;
 mod filesystem;
 pub(crate) mod fuzz;
 mod lock;

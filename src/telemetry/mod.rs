@@ -6,6 +6,7 @@
 mod counter;
 mod exposition;
 mod logging;
+mod node;
 mod process;
 mod shards;
 mod vitals;
@@ -13,6 +14,7 @@ mod vitals;
 pub use counter::{Counter, DurationHistogram};
 pub use exposition::{Exposition, Kind};
 pub use logging::install_logging;
+pub use node::{render_node, NodeMetrics};
 pub use process::{render_process, resident_bytes};
-pub use shards::render_shards;
+pub use shards::{render_shards, storage_errors};
 pub use vitals::{NodeReport, ShardReport};

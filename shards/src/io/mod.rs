@@ -4,6 +4,8 @@
 //! All file I/O of the data plane is positioned, block-aligned and whole: a short count is an error (E14).
 
 mod buf;
+mod fill;
+mod other;
 pub mod ring;
 pub mod sim;
 pub mod system;
@@ -14,6 +16,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 pub use buf::{AlignedBuf, ChunkPool, Slice, ALIGNMENT};
+pub use fill::{zero_fill, FillBudget};
+pub use other::{Call, OtherDisk, OtherFile, SharedDisk, SharedFile};
 pub use ring::{Listener, Stream};
 
 /// How a file is opened. Files are created with mode 0600, directories with 0700 (storage S2).
@@ -50,6 +54,7 @@ pub struct Entry {
 pub enum Disk {
     Ring(ring::RingDisk),
     Sim(sim::SimDisk),
+    Other(SharedDisk),
 }
 
 /// An open file. Closed when the last clone is gone and no operation is in flight on it.
@@ -57,6 +62,7 @@ pub enum Disk {
 pub enum File {
     Ring(Rc<ring::RingFile>),
     Sim(Rc<sim::SimFile>),
+    Other(SharedFile),
 }
 
 impl Disk {
@@ -65,6 +71,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.open(path, how, caching).await.map(|f| File::Ring(Rc::new(f))),
             Disk::Sim(disk) => disk.open(path, how, caching).await.map(|f| File::Sim(Rc::new(f))),
+            Disk::Other(disk) => disk.open(path, how, caching).await,
         }
     }
 
@@ -73,6 +80,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.create_dir(path).await,
             Disk::Sim(disk) => disk.create_dir(path).await,
+            Disk::Other(disk) => disk.create_dir(path).await,
         }
     }
 
@@ -81,6 +89,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.sync_dir(path).await,
             Disk::Sim(disk) => disk.sync_dir(path).await,
+            Disk::Other(disk) => disk.sync_dir(path).await,
         }
     }
 
@@ -88,6 +97,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.rename(from, to).await,
             Disk::Sim(disk) => disk.rename(from, to).await,
+            Disk::Other(disk) => disk.rename(from, to).await,
         }
     }
 
@@ -95,6 +105,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.remove_file(path).await,
             Disk::Sim(disk) => disk.remove_file(path).await,
+            Disk::Other(disk) => disk.remove_file(path).await,
         }
     }
 
@@ -103,6 +114,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.remove_dir_all(path).await,
             Disk::Sim(disk) => disk.remove_dir_all(path).await,
+            Disk::Other(disk) => disk.remove_dir_all(path).await,
         }
     }
 
@@ -111,6 +123,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.list(path).await,
             Disk::Sim(disk) => disk.list(path).await,
+            Disk::Other(disk) => disk.list(path).await,
         }
     }
 
@@ -119,6 +132,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.available_bytes().await,
             Disk::Sim(disk) => disk.available_bytes().await,
+            Disk::Other(disk) => disk.available_bytes().await,
         }
     }
 
@@ -128,6 +142,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.block_bytes(),
             Disk::Sim(disk) => disk.block_bytes(),
+            Disk::Other(disk) => disk.block_bytes(),
         }
     }
 }
@@ -139,6 +154,7 @@ impl File {
         match self {
             File::Ring(file) => file.read_at(offset, bytes).await,
             File::Sim(file) => file.read_at(offset, bytes).await,
+            File::Other(file) => file.read_at(offset, bytes).await,
         }
     }
 
@@ -148,6 +164,7 @@ impl File {
         match self {
             File::Ring(file) => file.write_at(offset, data).await,
             File::Sim(file) => file.write_at(offset, data, sim::Durability::Cached).await,
+            File::Other(file) => file.write_at(offset, data).await,
         }
     }
 
@@ -157,6 +174,7 @@ impl File {
         match self {
             File::Ring(file) => file.write_durable_at(offset, data).await,
             File::Sim(file) => file.write_at(offset, data, sim::Durability::Synced).await,
+            File::Other(file) => file.write_durable_at(offset, data).await,
         }
     }
 
@@ -165,6 +183,7 @@ impl File {
         match self {
             File::Ring(file) => file.sync_data().await,
             File::Sim(file) => file.sync_data().await,
+            File::Other(file) => file.sync_data().await,
         }
     }
 
@@ -173,6 +192,7 @@ impl File {
         match self {
             File::Ring(file) => file.len().await,
             File::Sim(file) => file.len().await,
+            File::Other(file) => file.len_bytes().await,
         }
     }
 
@@ -182,6 +202,7 @@ impl File {
         match self {
             File::Ring(file) => file.allocate(offset, bytes).await,
             File::Sim(file) => file.allocate(offset, bytes).await,
+            File::Other(file) => file.allocate(offset, bytes).await,
         }
     }
 
@@ -190,25 +211,7 @@ impl File {
         match self {
             File::Ring(file) => file.set_len(bytes).await,
             File::Sim(file) => file.set_len(bytes).await,
+            File::Other(file) => file.set_len(bytes).await,
         }
     }
-}
-
-/// Writes zeros over `offset..offset + bytes` in requests of 1 MiB, not durably (dependencies.md §4.3).
-/// `pause` is awaited after each request with its size: the caller's rate limit.
-pub async fn zero_fill<P, F>(file: &File, offset: u64, bytes: u64, mut pause: P) -> io::Result<()>
-where
-    P: FnMut(u64) -> F,
-    F: std::future::Future<Output = ()>,
-{
-    const REQUEST_BYTES: u64 = 1 << 20;
-    let zeros = AlignedBuf::zeroed(REQUEST_BYTES.min(bytes) as usize).freeze();
-    let (mut at, end) = (offset, offset + bytes);
-    while at < end {
-        let step = REQUEST_BYTES.min(end - at);
-        file.write_at(at, zeros.slice(0..step as usize)).await?;
-        at += step;
-        pause(step).await;
-    }
-    Ok(())
 }

@@ -240,7 +240,7 @@ fn space_is_claimed_in_steps_and_filled_ahead() {
 
 #[test]
 fn s16_an_aged_segment_rolls_before_the_next_write() {
-    on_disk(LogOptions { roll_age_ms: 3_600_000, ..small() }, |bench| async move {
+    on_disk(LogOptions { retention_ms: 3_600_000, ..small() }, |bench| async move {
         bench.commit_numbered(0, 2, 10).await;
         crate::rt::sleep(std::time::Duration::from_secs(3_000)).await;
         bench.commit_numbered(2, 3, 10).await;

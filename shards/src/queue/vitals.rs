@@ -15,7 +15,8 @@ pub struct QueueVitals {
 impl ShardQueues {
     /// Reads memory alone: a look that may be taken at any time.
     pub fn vitals(&self) -> QueueVitals {
-        let mut vitals = QueueVitals { delivered: self.metrics.borrow().delivered_before, ..QueueVitals::default() };
+        let delivered = self.metrics.borrow().delivered_before + self.unloaded.delivered();
+        let mut vitals = QueueVitals { delivered, ..QueueVitals::default() };
         for partition in self.all_partitions() {
             vitals.delivered += partition.delivered();
             vitals.leased += partition.consumer_state().leased;

@@ -3,6 +3,12 @@
 //!
 //! [`mesh`] makes all ends at once; each [`Endpoint`] moves to its thread and is attached there, on the ring runtime
 //! or in simulation. Messages cross unserialised.
+//!
+//! There is no cap on calls that wait for their reply, because those who make them are capped already. A parked consume
+//! is one call, and one client connection (HTTP/1.1 serves one request of a connection at a time, pipelined ones wait in
+//! the socket): `http.max_connections`, or the descriptor limit where that is off. Acks and replays likewise. A
+//! dispatcher has 16 commits in flight for each WAL directory. So a client that parks without end runs into the cap on
+//! connections, and before that into its own of `http.max_consume_in_flight_per_identity`.
 
 mod bell;
 mod calls;
@@ -32,8 +38,13 @@ impl Address {
 }
 
 /// Messages that fit one ring; the first half is for requests and replies alike, the rest for replies.
-const RING_SLOTS: usize = 256;
+pub const RING_SLOTS: usize = 256;
 
+/// What a message takes in a ring.
+pub const MESSAGE_BYTES: usize = std::mem::size_of::<Message>();
+
+/// Whole cache lines: the sender of one message never writes to a line that the receiver of the one before reads.
+#[repr(align(64))]
 enum Message {
     Call { id: u64, request: Request },
     Send(Request),

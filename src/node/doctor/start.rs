@@ -290,7 +290,7 @@ pub(super) fn judge_space(available_bytes: u64, reserve_bytes: u64) -> Check {
         bytes if bytes <= 4 * reserve_bytes => Check::warn(
             ID,
             format!("{shown} free; produce stops at {reserve}"),
-            "free space, and alert on it: nothing is removed by retention yet",
+            "free space, shorten retention (narad topic edit), and alert on narad_data_dir_available_bytes",
         ),
         _ => Check::ok(ID, format!("{shown} free; produce stops at {reserve}")),
     }

@@ -1,0 +1,150 @@
+//! `narad-bench fairness`: what is left of the consume rate while others produce as fast as they can.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use argh::FromArgs;
+
+use crate::consume::{consumers, prefill, ran_dry};
+use crate::load::narad::{Budget, Client, Consume, Produce, Wire, CONSUME_BATCH_MAX};
+use crate::load::options::{load_options, LoadOptions, Site};
+use crate::load::payload::Payloads;
+use crate::load::threads::drive;
+use crate::load::{Group, Pace, Tally, Timing, Until};
+use crate::report::stats::Spread;
+use crate::run::{Better, Failure, Run};
+use crate::Common;
+
+const GRACE: Duration = Duration::from_secs(10);
+/// Where the others produce.
+const OVERDRIVEN: &str = "bench-overdriven";
+
+load_options! {
+    /// consume and ack from a backlog, alone and beside overdriven produce to another topic, in turns
+    #[derive(FromArgs)]
+    #[argh(subcommand, name = "fairness")]
+    pub struct Options {
+        /// producing connections that never pause (default 256)
+        #[argh(option, default = "256")]
+        producers: usize,
+        /// rounds of one phase alone and one beside produce; --duration is divided by them (default 3)
+        #[argh(option, default = "3")]
+        rounds: u32,
+        /// messages in the backlog at the start of each phase (default 200000)
+        #[argh(option, default = "200000")]
+        prefill: u64,
+    }
+}
+
+struct Phase {
+    consumed: Tally,
+    produced: Option<Tally>,
+    rate_per_s: f64,
+}
+
+/// Measures.
+pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
+    let load = options.load();
+    load.check(CONSUME_BATCH_MAX)?;
+    if load.messages.is_some() || load.rate_per_s.is_some() {
+        return Err(Failure("fairness compares two phases of the same length: leave out --messages and --rate".into()));
+    }
+    let rounds = options.rounds.max(1);
+    let phase = load.duration / rounds;
+    let site = load.site()?;
+    let topic = site.admin.ensure_topic(&load.topic, load.partitions)?;
+    site.admin.ensure_topic(OVERDRIVEN, load.partitions)?;
+    let mut run = Run::new("fairness");
+    load.describe(&mut run);
+    run.set("partitions", topic.partitions);
+    run.set("producers", options.producers);
+    run.set("rounds", rounds);
+    run.set("prefill", options.prefill);
+
+    let (mut alone, mut beside) = (Tally::new("alone"), Tally::new("beside produce"));
+    let mut produced = Tally::new("produce");
+    let (mut rates_alone, mut rates_beside, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let mut backlog = 0;
+    for round in 0..rounds {
+        let mut pair = Vec::new();
+        for overdriven in [false, true] {
+            prefill(&site, &load, &load.topic, options.prefill.saturating_sub(backlog))?;
+            backlog = options.prefill.max(backlog);
+            let title = format!(
+                "fairness, round {} of {rounds}, {}",
+                round + 1,
+                if overdriven { "overdriven" } else { "alone" }
+            );
+            let producers = if overdriven { options.producers } else { 0 };
+            let done = measure(&site, &load, producers, phase, title)?;
+            let consumed = &done.consumed;
+            backlog = backlog.saturating_sub(consumed.messages + consumed.messages_after);
+            pair.push(done.rate_per_s);
+            match done.produced {
+                None => alone.merge(consumed),
+                Some(tally) => {
+                    beside.merge(consumed);
+                    produced.merge(&tally);
+                }
+            }
+        }
+        rates_alone.push(pair[0]);
+        rates_beside.push(pair[1]);
+        ratios.push(pair[1] / pair[0]);
+    }
+
+    let seconds = phase.as_secs_f64() * f64::from(rounds);
+    run.figure("fairness.ratio", Spread::of(&ratios).median, "ratio", Better::Higher);
+    run.figure("fairness.alone.rate", Spread::of(&rates_alone).median, "1/s", Better::Higher);
+    run.figure("fairness.beside.rate", Spread::of(&rates_beside).median, "1/s", Better::Higher);
+    run.figure("fairness.produce.rate", produced.messages as f64 / seconds, "1/s", Better::Neither);
+    run.latency("fairness.alone", alone.latency.clone(), Vec::new());
+    run.latency("fairness.beside", beside.latency.clone(), Vec::new());
+    run.latency("fairness.produce", produced.latency.clone(), Vec::new());
+    for tally in [&alone, &beside, &produced] {
+        run.notes.extend(tally.troubles());
+    }
+    run.notes.extend(ran_dry(&alone).or_else(|| ran_dry(&beside)));
+    Ok(run)
+}
+
+/// One phase: consumers, and beside them `producers` connections on another topic.
+fn measure(
+    site: &Site,
+    load: &LoadOptions,
+    producers: usize,
+    duration: Duration,
+    title: String,
+) -> Result<Phase, Failure> {
+    let how =
+        Consume { batch: load.batch, wait: Duration::from_secs(1), ack: true, budget: Budget::new(None), verify: None };
+    let mut groups = vec![consumers(site, load, how)];
+    if producers > 0 {
+        let what = Produce {
+            payloads: Arc::new(Payloads::new(0, load.payload_bytes)),
+            batch: 1,
+            keys: load.keys,
+            budget: Budget::new(None),
+            ledger: None,
+            ahead_max: 0,
+        };
+        let wire = Wire::new(&site.target, OVERDRIVEN);
+        groups.push(Group {
+            name: "produce".into(),
+            addresses: site.target.addresses.clone(),
+            protocols: (0..producers).map(|number| Client::producer(&wire, what.clone(), number as u16)).collect(),
+            pace: Pace::Closed,
+            until: Until::End,
+        });
+    }
+    let timing = Timing { warmup: load.warmup.min(Duration::from_secs(1)), duration: Some(duration), grace: GRACE };
+    let driven = drive(&load.drive(title, timing), groups, &mut |_| Ok(()))?;
+    let mut tallies = driven.tallies.into_iter();
+    let consumed = tallies.next().ok_or_else(|| Failure("the load had no consumers".into()))?;
+    let produced = tallies.next();
+    if consumed.messages == 0 {
+        let why = consumed.troubles().unwrap_or_else(|| "there was no backlog".into());
+        return Err(Failure(format!("not one message was consumed: {why}")));
+    }
+    Ok(Phase { rate_per_s: consumed.rate_per_s(timing.end()), consumed, produced })
+}

@@ -1,0 +1,152 @@
+//! `narad-bench`: what the drive can do, what the broker makes of it, and the ratio of the two from one run.
+
+mod consume;
+mod device;
+mod fairness;
+mod flow;
+mod http;
+mod idle;
+mod load;
+mod log;
+mod parts;
+mod produce;
+mod recover;
+mod report;
+mod ring;
+mod run;
+mod suite;
+mod versus;
+mod wal;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use argh::FromArgs;
+
+use run::{Failure, Run};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Measure the drive, the parts of the broker, and running brokers. Options of this level may stand anywhere.
+#[derive(FromArgs)]
+struct Arguments {
+    /// directory for JSON, percentile files and pictures (nothing is written without it)
+    #[argh(option)]
+    out: Option<PathBuf>,
+    /// result of an earlier run (JSON) to print ratios against
+    #[argh(option)]
+    compare: Option<PathBuf>,
+    /// measure this often and report medians and the spread (default 1)
+    #[argh(option, default = "1")]
+    repeat: usize,
+    #[argh(subcommand)]
+    command: Command,
+}
+
+/// Options that every subcommand shares.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// Where results go.
+    pub out: Option<PathBuf>,
+    /// Earlier result.
+    pub compare: Option<PathBuf>,
+    /// Times to measure.
+    pub repeat: usize,
+}
+
+#[derive(FromArgs)]
+#[argh(subcommand)]
+enum Command {
+    Device(device::Options),
+    Ring(ring::Options),
+    Wal(wal::Options),
+    Log(log::Options),
+    Http(http::Options),
+    Idle(idle::Options),
+    Produce(produce::Options),
+    Consume(consume::Options),
+    Flow(flow::Options),
+    Versus(versus::Options),
+    Fairness(fairness::Options),
+    Recover(recover::Options),
+    Suite(suite::Options),
+}
+
+impl Command {
+    fn run(&self, common: &Common) -> Result<Run, Failure> {
+        match self {
+            Command::Device(options) => device::run(common, options),
+            Command::Ring(options) => ring::run(common, options),
+            Command::Wal(options) => wal::run(common, options),
+            Command::Log(options) => log::run(common, options),
+            Command::Http(options) => http::run(common, options),
+            Command::Idle(options) => idle::run(common, options),
+            Command::Produce(options) => produce::run(common, options),
+            Command::Consume(options) => consume::run(common, options),
+            Command::Flow(options) => flow::run(common, options),
+            Command::Versus(options) => versus::run(common, options),
+            Command::Fairness(options) => fairness::run(common, options),
+            Command::Recover(options) => recover::run(common, options),
+            Command::Suite(options) => suite::run(common, options),
+        }
+    }
+}
+
+/// Options of the first level, which may stand after the subcommand too.
+const SHARED: [&str; 3] = ["--out", "--compare", "--repeat"];
+
+/// Moves the shared options to the front, where the parser expects them: `device --out x` is `--out x device`.
+fn hoist(words: Vec<String>) -> Vec<String> {
+    let (mut front, mut rest) = (Vec::new(), Vec::new());
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        if SHARED.contains(&word.as_str()) {
+            front.push(word);
+            front.extend(words.next());
+        } else {
+            rest.push(word);
+        }
+    }
+    front.extend(rest);
+    front
+}
+
+fn parse(words: &[String]) -> Result<Arguments, argh::EarlyExit> {
+    let words = hoist(words.to_vec());
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Arguments::from_args(&["narad-bench"], &words)
+}
+
+/// Measures what a command line says, as a part of something larger: nothing is printed or written.
+fn measure(words: &[String], common: &Common) -> Result<Run, Failure> {
+    let arguments = parse(words).map_err(|exit| Failure(exit.output.trim_end().to_string()))?;
+    arguments.command.run(common)
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = match parse(&words) {
+        Ok(arguments) => arguments,
+        Err(exit) => {
+            let asked = exit.status.is_ok();
+            if asked {
+                print!("{}", exit.output);
+            } else {
+                eprintln!("{}", exit.output.trim_end());
+            }
+            return if asked { ExitCode::SUCCESS } else { ExitCode::from(2) };
+        }
+    };
+    let common = Common { out: arguments.out, compare: arguments.compare, repeat: arguments.repeat.max(1) };
+    let done = report::check(&common)
+        .and_then(|()| (0..common.repeat).map(|_| arguments.command.run(&common)).collect::<Result<Vec<Run>, _>>())
+        .and_then(|runs| report::finish(&common, runs));
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure(reason)) => {
+            eprintln!("narad-bench: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}

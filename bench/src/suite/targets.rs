@@ -1,0 +1,184 @@
+//! What the broker should reach: ratios, and a few bounds that any machine of today meets.
+
+use crate::report::human;
+use crate::report::stats::Spread;
+use crate::run::{Run, Table};
+
+/// A bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// This or less.
+    AtMost(f64),
+    /// This or more.
+    AtLeast(f64),
+}
+
+/// A row of the table: a figure of the suite's result, and its bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// What it is, for people.
+    pub what: &'static str,
+    /// Name of the figure.
+    pub figure: &'static str,
+    /// What it should be.
+    pub bound: Bound,
+    /// Unit of the bound.
+    pub unit: &'static str,
+}
+
+const fn target(what: &'static str, figure: &'static str, bound: Bound, unit: &'static str) -> Target {
+    Target { what, figure, bound, unit }
+}
+
+use Bound::{AtLeast, AtMost};
+
+/// All of them.
+pub const TARGETS: [Target; 26] = [
+    target(
+        "produce p50, 1 connection, 256 B, over the device's p50; shard spins",
+        "produce.spin.c1.p50_over_device",
+        AtMost(1.35),
+        "ratio",
+    ),
+    target(
+        "produce p50, 1 connection, 256 B, over the device's p50; shard parks",
+        "produce.c1.p50_over_device",
+        AtMost(2.0),
+        "ratio",
+    ),
+    target("produces/s over the http ceiling, 64 connections", "produce.c64.rate_over_http", AtLeast(0.6), "ratio"),
+    target("produces/s over the http ceiling, 256 connections", "produce.c256.rate_over_http", AtLeast(0.8), "ratio"),
+    target(
+        "produces/s over the device's serial durable writes/s, 8 connections",
+        "produce.c8.rate_over_device",
+        AtLeast(3.0),
+        "ratio",
+    ),
+    target("the same, 64 connections", "produce.c64.rate_over_device", AtLeast(9.0), "ratio"),
+    target("the same, 256 connections", "produce.c256.rate_over_device", AtLeast(11.0), "ratio"),
+    target(
+        "the whole broker on one CPU, 64 connections, produces/s over the device's",
+        "produce.one_cpu.c64.rate_over_device",
+        AtLeast(8.0),
+        "ratio",
+    ),
+    target("the same, p99 over p50", "produce.one_cpu.c64.p99_over_p50", AtMost(4.0), "ratio"),
+    target("system calls per produce, 64 connections", "produce.c64.syscalls_per_message", AtMost(0.4), "ratio"),
+    target("device flushes per produce, 64 connections", "produce.c64.flushes_per_message", AtMost(0.06), "ratio"),
+    target("cells of `versus` behind the best durable peer", "versus.cells_behind", AtMost(0.0), "count"),
+    target("WAL, instant disk, 64 callers, 256 B, one core, records/s", "wal.instant.c64.rate", AtLeast(2e6), "1/s"),
+    target(
+        "WAL, real disk, 64 KiB records, bytes/s over the device's at its best block size",
+        "wal.large.drive_ratio",
+        AtLeast(0.8),
+        "ratio",
+    ),
+    target(
+        "batch produce, 1,000 × 256 B, 8 connections, messages/s per broker core",
+        "produce.batch.c8.rate_per_broker_core",
+        AtLeast(500_000.0),
+        "1/s",
+    ),
+    target("the same, p99 of a batch", "produce.batch.c8.p99", AtMost(15e6), "ns"),
+    target(
+        "flow, batches of 100, verified, messages/s per broker core",
+        "flow.rate_per_broker_core",
+        AtLeast(200_000.0),
+        "1/s",
+    ),
+    target(
+        "consume+ack while produce is overdriven, over the rate when it is not",
+        "fairness.ratio",
+        AtLeast(0.8),
+        "ratio",
+    ),
+    target("ring, one way, p50, spinning", "ring.one_way.spin.p50", AtMost(300.0), "ns"),
+    target("heap allocations per record, data path", "data_path.allocations_per_record", AtMost(0.0), "count"),
+    target("payload copies between socket and partition block", "data_path.payload_copies", AtMost(2.0), "count"),
+    target(
+        "bytes written to the device per byte accepted, batches",
+        "produce.batch.c8.device_bytes_per_byte",
+        AtMost(2.3),
+        "ratio",
+    ),
+    target("idle, 2 shards, share of a core", "idle.cpu", AtMost(0.01), "ratio"),
+    target("idle, 2 shards, resident memory", "idle.resident", AtMost(80.0 * 1024.0 * 1024.0), "B"),
+    target(
+        "recovery of a WAL of 1 GiB, over reading it from the device",
+        "recover.wal_1g.seconds_ratio",
+        AtMost(1.5),
+        "ratio",
+    ),
+    target("recovery of a WAL of 256 MiB, the same", "recover.wal_256m.seconds_ratio", AtMost(1.5), "ratio"),
+];
+
+/// Values of a figure, of which there may be one a round.
+pub fn spread(run: &Run, figure: &str) -> Option<Spread> {
+    let values: Vec<f64> = run.figures.iter().filter(|known| known.name == figure).map(|known| known.value).collect();
+    Some(Spread::of(&values)).filter(|spread| spread.count > 0)
+}
+
+impl Target {
+    fn holds(&self, value: f64) -> bool {
+        match self.bound {
+            AtMost(bound) => value <= bound,
+            AtLeast(bound) => value >= bound,
+        }
+    }
+}
+
+/// The table of targets, filled in: the median decides. Also how many passed and missed.
+pub fn table(run: &Run) -> (Table, usize, usize) {
+    let (mut passed, mut missed) = (0, 0);
+    let rows = TARGETS.iter().map(|target| {
+        let bound = match target.bound {
+            AtMost(bound) => format!("at most {}", human(bound, target.unit)),
+            AtLeast(bound) => format!("at least {}", human(bound, target.unit)),
+        };
+        let Some(spread) = spread(run, target.figure) else {
+            return vec![target.what.to_string(), bound, "-".into(), "-".into(), "not measured".into()];
+        };
+        let verdict = if target.holds(spread.median) { "pass" } else { "miss" };
+        match verdict {
+            "pass" => passed += 1,
+            _ => missed += 1,
+        }
+        let range = match spread.count {
+            1 => "measured once".into(),
+            _ => format!("{} to {}", human(spread.low, target.unit), human(spread.high, target.unit)),
+        };
+        vec![target.what.to_string(), bound, human(spread.median, target.unit), range, verdict.into()]
+    });
+    let rows = rows.collect();
+    let head = ["figure", "target", "measured", "range of the rounds", "verdict"].map(String::from).to_vec();
+    (Table { title: "Targets".into(), head, rows }, passed, missed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::Better;
+
+    #[test]
+    fn the_median_of_the_rounds_decides_and_what_was_not_measured_is_neither() {
+        let mut run = Run::new("suite");
+        for value in [1.9, 2.5, 1.8] {
+            run.figure("produce.c1.p50_over_device", value, "ratio", Better::Lower);
+        }
+        run.figure("ring.one_way.spin.p50", 301.0, "ns", Better::Lower);
+        let (table, passed, missed) = table(&run);
+        assert_eq!((table.rows.len(), passed, missed), (TARGETS.len(), 1, 1));
+        let verdict = |what: &str| table.rows.iter().find(|row| row[0].contains(what)).map(|row| row[4].clone());
+        assert_eq!(verdict("shard parks").as_deref(), Some("pass"));
+        assert_eq!(verdict("ring, one way").as_deref(), Some("miss"));
+        assert_eq!(verdict("idle, 2 shards, share").as_deref(), Some("not measured"));
+    }
+
+    #[test]
+    fn no_figure_is_bound_twice() {
+        let mut names: Vec<&str> = TARGETS.iter().map(|target| target.figure).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TARGETS.len());
+    }
+}
