@@ -4,8 +4,12 @@
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
+# Further packages that a script needs, each of which brings a command of its own name.
+also_needed=()
+
 # Debian packages that the build needs, by the command or file that proves them.
 missing_packages() {
+    local package
     command -v cc >/dev/null 2>&1 || echo gcc
     [ -e /usr/include/stdio.h ] || echo libc6-dev
     command -v make >/dev/null 2>&1 || echo make
@@ -14,6 +18,7 @@ missing_packages() {
     command -v git >/dev/null 2>&1 || echo git
     command -v curl >/dev/null 2>&1 || echo curl
     [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
+    for package in "${also_needed[@]}"; do command -v "$package" >/dev/null 2>&1 || echo "$package"; done
 }
 
 as_root() {

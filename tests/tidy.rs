@@ -219,5 +219,8 @@ fn e34_unsafe_lives_behind_the_doors_and_argues_its_case() {
             }
         }
     }
-    report("unsafe lives in io/, rt/ and spsc/ and the bare ring of the workbench, each block with its argument", findings);
+    report(
+        "unsafe lives in io/, rt/ and spsc/ and the bare ring of the workbench, each block with its argument",
+        findings,
+    );
 }

@@ -8,6 +8,7 @@ mod http;
 mod idle;
 mod load;
 mod log;
+mod parts;
 mod produce;
 mod recover;
 mod report;

@@ -181,7 +181,12 @@ fn cannot_create(path: &Path, direct: bool, error: &io::Error) -> Failure {
 }
 
 fn failed(what: &str, path: &Path, error: &io::Error) -> Failure {
-    Failure(format!("cannot {what} the scratch file {}: {error}", path.display()))
+    let advice = match error.kind() {
+        io::ErrorKind::PermissionDenied => ": name a directory that may be written",
+        io::ErrorKind::StorageFull => ": free some space, or name another directory",
+        _ => "",
+    };
+    Failure(format!("cannot {what} the scratch file {}: {error}{advice}", path.display()))
 }
 
 #[cfg(test)]

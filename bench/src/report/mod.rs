@@ -32,6 +32,9 @@ pub fn check(common: &Common) -> Result<(), Failure> {
         Document::read(path)?;
     }
     if let Some(out) = &common.out {
+        if out.exists() && !out.is_dir() {
+            return Err(Failure(format!("--out {}: that is a file; name a directory", out.display())));
+        }
         fs::create_dir_all(out).map_err(|error| {
             Failure(format!("cannot create the directory {} (--out) for the results: {error}", out.display()))
         })?;
@@ -105,7 +108,8 @@ fn render(document: &Document, last: &Run, compared: Option<&Table>, differences
         pair(label, &value);
     }
     pair("load", &load_sentence(document));
-    for (name, value) in &document.settings {
+    // The command lines of a suite are for the page.
+    for (name, value) in document.settings.iter().filter(|(name, _)| !name.starts_with("line ")) {
         pair(name, value);
     }
     for table in &last.tables {

@@ -49,6 +49,10 @@ pub fn add_tables(suite: &mut Run, step: &Step, run: &Run) {
 /// over the p50. Commands that sampled the drive themselves, even closer to their load, have the first two already.
 pub fn add_ratios(suite: &mut Run, step: &Step, round: &Measured) {
     let Some(run) = &round.load else { return };
+    if run.command == "http" {
+        // It stores nothing: the drive has no part in it.
+        return;
+    }
     for figure in &run.figures {
         let name = rename(step, &figure.name);
         if figure.unit == "ns" && name.ends_with(".p50") {

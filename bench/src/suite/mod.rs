@@ -11,7 +11,7 @@ use argh::FromArgs;
 
 use crate::device::paired;
 use crate::report::{human, Progress};
-use crate::run::{Failure, Run, Table};
+use crate::run::{Better, Failure, Load, Run, Table};
 use crate::Common;
 use gather::Measured;
 use plan::{Part, Place, Step};
@@ -44,6 +44,10 @@ pub fn run(common: &Common, options: &Options) -> Result<Run, Failure> {
     let parts = chosen(place.parts(), options.only.as_deref())?;
     let common = Common { out: None, compare: None, ..common.clone() };
     let mut suite = Run::new("suite");
+    suite.load = Some(Load::Closed);
+    if options.quick {
+        suite.notes.push("with --quick everything is too short to mean anything".into());
+    }
     suite.set("dir", options.dir.display());
     suite.set("cpus", format!("{:?}", place.cpus));
     let mut states = Vec::new();
@@ -114,7 +118,9 @@ fn run_part(suite: &mut Run, common: &Common, place: &Place, part: &Part, show: 
         }
     })?;
     suite.notes.extend(measured.note());
-    suite.latency(&format!("device.around_{}", part.name), measured.device().latency, Vec::new());
+    let (name, device) = (format!("device.around_{}", part.name), measured.device());
+    suite.figure(format!("{name}.cpu_wait"), device.cpu_wait(), "ratio", Better::Neither);
+    suite.latency(&name, device.latency, Vec::new());
     for (at, step) in part.steps.iter().enumerate() {
         let rounds: Vec<&Measured> = measured.rounds.iter().skip(at).step_by(count).collect();
         for (round, counts) in rounds.iter().zip(gather::counts(&rounds)) {

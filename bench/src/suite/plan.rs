@@ -74,7 +74,6 @@ impl Place {
         if let [broker, load, ..] = self.cpus[..] {
             words.extend(["--broker-cpus", &broker.to_string(), "--load-cpu", &load.to_string()].map(String::from));
         }
-        words.extend(self.times());
         words
     }
 
@@ -95,7 +94,7 @@ impl Place {
             [one, two, ..] => vec!["--cpus".to_string(), format!("{one},{two}")],
             _ => Vec::new(),
         };
-        let load = |label: &str, words: &str| Step::new(label, words).and(&start);
+        let load = |label: &str, words: &str| Step::new(label, words).and(&start).and(&self.times());
         // The ceiling has no broker, only the broker's HTTP stack on the broker's CPU.
         let http = |connections: usize| {
             let mut words = self.times();
@@ -111,7 +110,7 @@ impl Place {
             recover = recover.and(&["--narad".into(), binary.display().to_string()]);
         }
         // Its duration is that of all its phases together.
-        let fairness = load("fairness", &long("fairness", "fairness --rounds 1 --prefill 20000"));
+        let fairness = Step::new("fairness", &long("fairness", "fairness --rounds 1 --prefill 20000")).and(&start);
         let fairness = fairness.and(&["--duration".into(), long("9s", "1s")]);
         let mut idle = Step::new("idle", &long("idle", "idle --warmup 1s --duration 1s")).and(&dir);
         if let Some(binary) = &self.binary {

@@ -4,6 +4,7 @@
 //! All file I/O of the data plane is positioned, block-aligned and whole: a short count is an error (E14).
 
 mod buf;
+mod other;
 pub mod ring;
 pub mod sim;
 pub mod system;
@@ -14,6 +15,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 pub use buf::{AlignedBuf, ChunkPool, Slice, ALIGNMENT};
+pub use other::{Call, OtherDisk, OtherFile, SharedDisk, SharedFile};
 pub use ring::{Listener, Stream};
 
 /// How a file is opened. Files are created with mode 0600, directories with 0700 (storage S2).
@@ -50,6 +52,7 @@ pub struct Entry {
 pub enum Disk {
     Ring(ring::RingDisk),
     Sim(sim::SimDisk),
+    Other(SharedDisk),
 }
 
 /// An open file. Closed when the last clone is gone and no operation is in flight on it.
@@ -57,6 +60,7 @@ pub enum Disk {
 pub enum File {
     Ring(Rc<ring::RingFile>),
     Sim(Rc<sim::SimFile>),
+    Other(SharedFile),
 }
 
 impl Disk {
@@ -65,6 +69,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.open(path, how, caching).await.map(|f| File::Ring(Rc::new(f))),
             Disk::Sim(disk) => disk.open(path, how, caching).await.map(|f| File::Sim(Rc::new(f))),
+            Disk::Other(disk) => disk.open(path, how, caching).await,
         }
     }
 
@@ -73,6 +78,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.create_dir(path).await,
             Disk::Sim(disk) => disk.create_dir(path).await,
+            Disk::Other(disk) => disk.create_dir(path).await,
         }
     }
 
@@ -81,6 +87,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.sync_dir(path).await,
             Disk::Sim(disk) => disk.sync_dir(path).await,
+            Disk::Other(disk) => disk.sync_dir(path).await,
         }
     }
 
@@ -88,6 +95,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.rename(from, to).await,
             Disk::Sim(disk) => disk.rename(from, to).await,
+            Disk::Other(disk) => disk.rename(from, to).await,
         }
     }
 
@@ -95,6 +103,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.remove_file(path).await,
             Disk::Sim(disk) => disk.remove_file(path).await,
+            Disk::Other(disk) => disk.remove_file(path).await,
         }
     }
 
@@ -103,6 +112,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.remove_dir_all(path).await,
             Disk::Sim(disk) => disk.remove_dir_all(path).await,
+            Disk::Other(disk) => disk.remove_dir_all(path).await,
         }
     }
 
@@ -111,6 +121,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.list(path).await,
             Disk::Sim(disk) => disk.list(path).await,
+            Disk::Other(disk) => disk.list(path).await,
         }
     }
 
@@ -119,6 +130,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.available_bytes().await,
             Disk::Sim(disk) => disk.available_bytes().await,
+            Disk::Other(disk) => disk.available_bytes().await,
         }
     }
 
@@ -128,6 +140,7 @@ impl Disk {
         match self {
             Disk::Ring(disk) => disk.block_bytes(),
             Disk::Sim(disk) => disk.block_bytes(),
+            Disk::Other(disk) => disk.block_bytes(),
         }
     }
 }
@@ -139,6 +152,7 @@ impl File {
         match self {
             File::Ring(file) => file.read_at(offset, bytes).await,
             File::Sim(file) => file.read_at(offset, bytes).await,
+            File::Other(file) => file.read_at(offset, bytes).await,
         }
     }
 
@@ -148,6 +162,7 @@ impl File {
         match self {
             File::Ring(file) => file.write_at(offset, data).await,
             File::Sim(file) => file.write_at(offset, data, sim::Durability::Cached).await,
+            File::Other(file) => file.write_at(offset, data).await,
         }
     }
 
@@ -157,6 +172,7 @@ impl File {
         match self {
             File::Ring(file) => file.write_durable_at(offset, data).await,
             File::Sim(file) => file.write_at(offset, data, sim::Durability::Synced).await,
+            File::Other(file) => file.write_durable_at(offset, data).await,
         }
     }
 
@@ -165,6 +181,7 @@ impl File {
         match self {
             File::Ring(file) => file.sync_data().await,
             File::Sim(file) => file.sync_data().await,
+            File::Other(file) => file.sync_data().await,
         }
     }
 
@@ -173,6 +190,7 @@ impl File {
         match self {
             File::Ring(file) => file.len().await,
             File::Sim(file) => file.len().await,
+            File::Other(file) => file.len().await,
         }
     }
 
@@ -182,6 +200,7 @@ impl File {
         match self {
             File::Ring(file) => file.allocate(offset, bytes).await,
             File::Sim(file) => file.allocate(offset, bytes).await,
+            File::Other(file) => file.allocate(offset, bytes).await,
         }
     }
 
@@ -190,6 +209,7 @@ impl File {
         match self {
             File::Ring(file) => file.set_len(bytes).await,
             File::Sim(file) => file.set_len(bytes).await,
+            File::Other(file) => file.set_len(bytes).await,
         }
     }
 }

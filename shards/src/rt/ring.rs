@@ -32,6 +32,8 @@ use crate::spsc::Doorbell;
 const SLICE_NANOS: u64 = 200_000;
 /// The clock is read once in that many polls.
 const POLLS_PER_LOOK: u32 = 16;
+/// And once in that many spins: reading it takes longer than looking for work.
+const SPINS_PER_LOOK: u32 = 8;
 
 /// How a shard's thread runs.
 #[derive(Clone, Debug)]
@@ -413,21 +415,23 @@ impl RingRuntime {
         let now = Instant(monotonic_nanos());
         let spun = |until: u64| self.ring.count_spin(Duration::from_nanos(until - now.0));
         let until = self.next_timer().map_or(now + self.spin, |timer| timer.min(now + self.spin));
-        loop {
-            if self.ring.has_completions() || self.has_messages() {
-                spun(monotonic_nanos());
-                if self.ring.wants_enter() {
-                    self.ring.enter(None);
+        let mut at = now;
+        while at < until {
+            for _ in 0..SPINS_PER_LOOK {
+                if self.ring.has_completions() || self.has_messages() {
+                    // The last look at the clock is near enough for the account, and one less before the work.
+                    spun(at.0);
+                    if self.ring.wants_enter() {
+                        self.ring.enter(None);
+                    }
+                    return true;
                 }
-                return true;
+                std::hint::spin_loop();
             }
-            let at = monotonic_nanos();
-            if Instant(at) >= until {
-                spun(at);
-                return false;
-            }
-            std::hint::spin_loop();
+            at = Instant(monotonic_nanos());
         }
+        spun(at.0);
+        false
     }
 
     fn block(&self) {

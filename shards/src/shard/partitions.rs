@@ -14,6 +14,10 @@ use crate::meta::{Address, Destination, ShardId, Snapshot};
 use crate::metrics::PartitionMetrics;
 use crate::peer::{Carrier, CommitError, LocalBoxFuture};
 use crate::queue::{Opened, QueueEnvironment};
+use crate::rt;
+
+/// At a start: one log's recovery is a handful of small calls, each of which waits for the drive or a thread.
+const OPENED_AT_ONCE: usize = 16;
 
 /// One partition placed on this shard.
 pub struct Partition {
@@ -150,6 +154,12 @@ impl Inner {
             // Somebody else's directory under our name is set aside before anything of it is read (S6).
             Marker::Different(_) => self.ensure_directory(&partition.topic, incarnation).await?,
         }
+        self.open_log(partition).await
+    }
+
+    /// Opens the log, which is not open, of a partition whose directory is known to be the live incarnation's.
+    async fn open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, String> {
+        let incarnation = partition.destination.incarnation;
         let dir = self.partition_dir(partition)?;
         let log = PartitionLog::open(&self.options.disk, &dir, self.log_options(partition), &self.partitions.shared)
             .await
@@ -199,17 +209,30 @@ impl Inner {
                 return;
             }
         };
+        let mut found = Vec::new();
         for entry in entries {
             let TopicKind::Marked(marked) = entry.kind else { continue };
             let Some(meta) = snapshot.topic_of(marked) else { continue };
-            for number in &entry.partitions {
-                let destination = Destination { incarnation: meta.incarnation, partition: *number };
-                let Some(partition) = self.partition(destination) else { continue };
-                if let Err(error) = self.log_of(&partition, false).await {
-                    tracing::warn!(topic = %meta.name, partition = number, %error,
-                        "a partition could not be opened and is not served; the others are");
-                }
-            }
+            let destinations = entry
+                .partitions
+                .iter()
+                .map(|partition| Destination { incarnation: meta.incarnation, partition: *partition });
+            found.extend(destinations.filter_map(|destination| self.partition(destination)));
+        }
+        for some in found.chunks(OPENED_AT_ONCE) {
+            rt::all(some.iter().map(|partition| Box::pin(self.open_present(partition))).collect()).await;
+        }
+    }
+
+    /// Opens a partition whose marker was just read with those of all others: at a start nobody changes it meanwhile.
+    async fn open_present(self: &Rc<Self>, partition: &Rc<Partition>) {
+        let _opening = self.partitions.opening.of(&partition.destination).enter().await;
+        if partition.usable_log().is_some() {
+            return; // somebody has asked for it already
+        }
+        if let Err(error) = self.open_log(partition).await {
+            tracing::warn!(topic = %partition.topic, partition = partition.destination.partition, %error,
+                "a partition could not be opened and is not served; the others are");
         }
     }
 }

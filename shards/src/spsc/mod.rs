@@ -32,8 +32,13 @@ impl Address {
 }
 
 /// Messages that fit one ring; the first half is for requests and replies alike, the rest for replies.
-const RING_SLOTS: usize = 256;
+pub const RING_SLOTS: usize = 256;
 
+/// What a message takes in a ring.
+pub const MESSAGE_BYTES: usize = std::mem::size_of::<Message>();
+
+/// Whole cache lines: the sender of one message never writes to a line that the receiver of the one before reads.
+#[repr(align(64))]
 enum Message {
     Call { id: u64, request: Request },
     Send(Request),

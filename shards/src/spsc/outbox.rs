@@ -14,8 +14,13 @@ use super::bell::Parking;
 
 pub(super) struct Outbox<M> {
     ring: Producer<M>,
+    /// Slots that were free at the last look, less those filled since. A look fetches a cache line that the receiver
+    /// writes: no push pays for one while there is room enough.
+    free: usize,
     /// "Parked" while messages wait for room: the receiver then tells when it has made some.
     hungry: Arc<Parking>,
+    /// We have set it: the receiver reads the line, so it is not written for nothing.
+    is_hungry: bool,
     reserve: usize,
     requests: VecDeque<M>,
     replies: VecDeque<M>,
@@ -23,18 +28,39 @@ pub(super) struct Outbox<M> {
 
 impl<M> Outbox<M> {
     pub fn new(ring: Producer<M>, hungry: Arc<Parking>) -> Outbox<M> {
-        let reserve = ring.buffer().capacity() / 2;
-        Outbox { ring, hungry, reserve, requests: VecDeque::new(), replies: VecDeque::new() }
+        let (free, reserve) = (ring.slots(), ring.buffer().capacity() / 2);
+        let (requests, replies) = (VecDeque::new(), VecDeque::new());
+        Outbox { ring, free, hungry, is_hungry: false, reserve, requests, replies }
     }
 
     pub fn push_request(&mut self, message: M) {
+        if self.requests.is_empty() && self.leaves(self.reserve) {
+            return self.put(message);
+        }
         self.requests.push_back(message);
         self.flush();
     }
 
     pub fn push_reply(&mut self, message: M) {
+        if self.replies.is_empty() && self.leaves(0) {
+            return self.put(message);
+        }
         self.replies.push_back(message);
         self.flush();
+    }
+
+    /// Whether more than `reserve` slots are free.
+    fn leaves(&mut self, reserve: usize) -> bool {
+        if self.free <= reserve {
+            self.free = self.ring.slots();
+        }
+        self.free > reserve
+    }
+
+    fn put(&mut self, message: M) {
+        let pushed = self.ring.push(message);
+        assert!(pushed.is_ok(), "only this side fills the ring, and a slot was free");
+        self.free -= 1;
     }
 
     /// Moves waiting messages into the ring. Returns whether any went.
@@ -42,9 +68,12 @@ impl<M> Outbox<M> {
         if self.waiting() == 0 {
             return false;
         }
-        self.hungry.unpark();
+        if std::mem::take(&mut self.is_hungry) {
+            self.hungry.unpark();
+        }
         let mut moved = self.fill();
         if self.waiting() > 0 {
+            self.is_hungry = true;
             self.hungry.park();
             // The last look: a receiver that makes room after it sees the flag.
             moved |= self.fill();
@@ -53,20 +82,18 @@ impl<M> Outbox<M> {
     }
 
     fn fill(&mut self) -> bool {
-        let mut slots = self.ring.slots();
+        self.free = self.ring.slots();
         let mut moved = false;
-        while slots > 0 {
+        while self.free > 0 {
             let next = match self.replies.pop_front() {
                 Some(reply) => reply,
-                None if slots > self.reserve => match self.requests.pop_front() {
+                None if self.free > self.reserve => match self.requests.pop_front() {
                     Some(request) => request,
                     None => break,
                 },
                 None => break,
             };
-            let pushed = self.ring.push(next);
-            assert!(pushed.is_ok(), "only this side fills the ring, and a slot was free");
-            slots -= 1;
+            self.put(next);
             moved = true;
         }
         moved

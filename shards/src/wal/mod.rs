@@ -5,6 +5,7 @@
 //! and written durably (`flush`), answered, handed to the dispatcher from memory or read back (`read`), covered by
 //! the checkpoint, its segment recycled (`keeper`). After a crash: `open`, which asks `recovery` what it sees.
 
+mod ahead;
 mod checkpoint;
 mod error;
 mod flush;

@@ -7,8 +7,9 @@ use std::io;
 use std::path::Path;
 use std::rc::Rc;
 
+use super::ahead::Ahead;
 use super::checkpoint::{self, Checkpoint, Note, Start, CHECKPOINT_BYTES};
-use super::frame::{round_up, BLOCK_BYTES, CHUNK_BYTES};
+use super::frame::{round_up, BLOCK_BYTES};
 use super::header::{Header, HeaderFault, State as SegmentState};
 use super::keeper::CheckpointState;
 use super::recovery::{Depth, Scan, Step, Tail, Walk, Window};
@@ -17,9 +18,6 @@ use super::staging::Staging;
 use super::{flush, Inner, Mode, State, Wal, WalOpenError, WalOptions};
 use crate::io::{Caching, Entry, File, Open, Slice};
 use crate::rt::{self, Instant, Queue};
-
-/// Recovery reads in windows of this size; every frame fits in one.
-const WINDOW_BYTES: u64 = 2 * CHUNK_BYTES as u64;
 
 struct Found {
     /// Active segments, by first sequence number.
@@ -246,12 +244,13 @@ async fn recover(folder: &Folder, chain: &VecDeque<Rc<Segment>>, dispatch_from: 
 /// Walks a segment to record `end` or as far as it goes.
 async fn follow(segment: &Segment, end: u64) -> Result<Walk, WalOpenError> {
     let mut walk = Walk::new(segment.generation, segment.bytes, BLOCK_BYTES, segment.first_seq.get());
-    let mut piece = read_window(segment, walk.at).await?;
+    let mut ahead = Ahead::new(segment, walk.at)?;
+    let mut piece = ahead.window(walk.at).await?;
     while walk.next_seq < end {
         let window = Window { base: piece.0, bytes: &piece.1 };
         match walk.step(window, Depth::Whole) {
             Step::Frame { offset, head } => segment.note(head.seq, offset),
-            Step::More => piece = read_window(segment, walk.at).await?,
+            Step::More => piece = ahead.window(walk.at).await?,
             Step::Stop => break,
             Step::UnknownFormat { offset, format } => {
                 return Err(WalOpenError::UnknownFormat { path: segment.path.clone(), offset, format: format.into() });
@@ -263,28 +262,15 @@ async fn follow(segment: &Segment, end: u64) -> Result<Walk, WalOpenError> {
 
 async fn judge(segment: &Segment, walk: &Walk) -> Result<Tail, WalOpenError> {
     let mut scan = Scan::new(walk, segment.prepared);
+    let mut ahead = Ahead::new(segment, scan.at)?;
     loop {
-        let (base, bytes) = read_window(segment, scan.at).await?;
+        let (base, bytes) = ahead.window(scan.at).await?;
         match scan.step(Window { base, bytes: &bytes }) {
             Ok(None) => {}
             Ok(Some(tail)) => return Ok(tail),
             Err(damage) => return Err(corrupt(segment, damage.offset, Some(damage.seq), damage.why)),
         }
     }
-}
-
-/// The window that starts at the block of `at`, and its offset.
-async fn read_window(segment: &Segment, at: u64) -> Result<(u64, Slice), WalOpenError> {
-    let base = (at / BLOCK_BYTES * BLOCK_BYTES).min(segment.bytes);
-    let bytes = WINDOW_BYTES.min(segment.bytes - base) as usize;
-    if bytes == 0 {
-        return Ok((base, Slice::empty()));
-    }
-    let read = match segment.open_file() {
-        Ok(file) => file.read_at(base, bytes).await,
-        Err(error) => Err(error),
-    };
-    read.map(|slice| (base, slice)).map_err(WalOpenError::io(&segment.path, "read"))
 }
 
 /// Where dispatch starts and the next record goes; says so when that is not where one would expect.
