@@ -245,6 +245,9 @@ async fn commits(
     count.set(0);
     let start = nanos();
     rt::sleep(each).await;
+    while count.get() == 0 {
+        rt::sleep(Duration::from_millis(1)).await; // a rate of nothing says nothing
+    }
     let (commits, took) = (count.get(), nanos() - start);
     let after = written(&logs);
     let measured = latency.borrow().clone();

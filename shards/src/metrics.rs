@@ -17,13 +17,12 @@ pub fn histogram() -> Histogram {
     Histogram::new(3).expect("3 significant digits is a valid precision")
 }
 
-/// Counts `value`; what is above an hour, in microseconds, counts as that.
-///
-/// Not `saturating_record`: that never grows a histogram, and files whatever does not fit under its first bound, 2.
+/// Counts a value; one above an hour in microseconds counts as that. The histogram grows for it: its own
+/// `saturating_record` would not, and would count what is above its present range, at first 2047, as 2.
 pub fn record(histogram: &mut Histogram, value: u64) {
-    const MAX: u64 = 3_600_000_000;
-    let grown = histogram.record(value.min(MAX));
-    debug_assert!(grown.is_ok(), "a histogram that grows takes every value");
+    const MOST: u64 = 3_600_000_000;
+    // Fails only where a table of that range cannot be addressed.
+    let _ = histogram.record(value.min(MOST));
 }
 
 /// One shard's figures at one instant.
@@ -168,13 +167,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_operation_is_recorded_as_slow() {
-        let mut all = histogram();
-        for value in [0, 2_000, 2_100, 50_000, 9_000_000, u64::MAX] {
-            record(&mut all, value);
+    fn a_value_above_the_first_range_is_counted_as_what_it_is() {
+        for mut histogram in [histogram(), coarse_histogram()] {
+            record(&mut histogram, 5_000_000);
+            assert!(histogram.max().abs_diff(5_000_000) < 50_000, "{}", histogram.max());
+            record(&mut histogram, u64::MAX);
+            assert!(histogram.max().abs_diff(3_600_000_000) < 36_000_000, "{}", histogram.max());
+            assert_eq!(histogram.len(), 2);
         }
-        assert_eq!(all.len(), 6);
-        let near = |quantile: f64, value: u64| all.value_at_quantile(quantile).abs_diff(value) <= value / 500;
-        assert!(near(0.5, 2_100) && near(0.6, 50_000) && near(0.8, 9_000_000) && near(1.0, 3_600_000_000), "{all:?}");
     }
 }

@@ -15,7 +15,7 @@ use narad_harness::client::{read_response, Response};
 /// A count may be that much above the stored one, in percent.
 const ALLOWED_PERCENT: f64 = 5.0;
 /// Each count is the smallest of so many: a commit split in two or a checkpoint more only ever adds.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 const CONNECTIONS: usize = 64;
 
 /// Count the instructions that the broker executes per operation, under valgrind.
