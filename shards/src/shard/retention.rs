@@ -9,7 +9,7 @@ use super::partitions::Partition;
 use super::Inner;
 use crate::log::PartitionLog;
 use crate::metrics::RetentionMetrics;
-use crate::rt::sync::{Lock, LockGuard};
+use crate::rt::sync::{Lock, LockGuard, Notify};
 use crate::rt::{self, Instant, Queue};
 
 /// A pass that takes longer is left behind: the others go on (S75).
@@ -44,6 +44,8 @@ impl Default for RetentionOptions {
 #[derive(Default)]
 pub struct Reaper {
     turn: Lock,
+    /// The node stops: nobody waits for a pass that hangs.
+    stopping: Notify,
     metrics: RefCell<RetentionMetrics>,
 }
 
@@ -51,6 +53,10 @@ impl Reaper {
     /// No sweep is under way, and none begins, while the guard lives.
     pub async fn turn(&self) -> LockGuard {
         self.turn.enter().await
+    }
+
+    pub fn stop(&self) {
+        self.stopping.notify_all();
     }
 
     pub fn metrics(&self) -> RetentionMetrics {
@@ -104,7 +110,9 @@ impl Inner {
         }
         let passing = log.clone();
         let pass = rt::spawn(Queue::Background, async move { rt::contain(passing.retain()).await });
-        let failed = match rt::timeout(PASS_PATIENCE, pass).await {
+        let patience = rt::timeout(PASS_PATIENCE, pass);
+        let Ok(outcome) = rt::first_of(patience, self.reaper.stopping.notified()).await else { return false };
+        let failed = match outcome {
             Ok(Ok(())) => None,
             Ok(Err(panic)) => Some(panic),
             Err(rt::Elapsed) => Some(format!("not done after {PASS_PATIENCE:?}; the disk hangs")),
