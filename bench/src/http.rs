@@ -125,7 +125,8 @@ pub fn measure(options: &Options) -> Result<Run, Failure> {
         };
         let timing = Timing { warmup: options.warmup, duration: Some(options.duration), grace: GRACE };
         let cpus = options.load_cpu.clone();
-        let drive_options = Drive { timing, threads: 1, cpus, spin: options.load_spin, title: group.name.clone() };
+        let drive_options =
+            Drive { timing, threads: 1, apart: false, cpus, spin: options.load_spin, title: group.name.clone() };
         let (mut before, mut after) = (0, 0);
         let driven = drive(&drive_options, vec![group], &mut |edge| {
             match edge {

@@ -291,7 +291,7 @@ impl LoadOptions {
     }
 
     pub fn drive(&self, title: String, timing: Timing) -> Drive {
-        Drive { timing, threads: self.threads, cpus: self.load_cpu.clone(), spin: self.load_spin, title }
+        Drive { timing, threads: self.threads, apart: false, cpus: self.load_cpu.clone(), spin: self.load_spin, title }
     }
 
     /// Records the settings in a result.
