@@ -79,6 +79,9 @@ pub(crate) async fn answer<B: Broker>(
         Found::Route { route, .. } => Some(*route),
         _ => None,
     };
+    if let Some(route) = route {
+        conn.queue.set(route.queue());
+    }
     let observed = Observed::start(&ctx.metrics, route, &head.method, content_length(&head.headers));
     let deadline = conn.request_started() + ctx.settings.read_timeout;
     let mut body = BodyReader::new(body, deadline, conn.clone());

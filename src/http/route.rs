@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use hyper::Method;
+use narad_shards::rt::Queue;
 
 use super::config::Surface;
 use super::query;
@@ -39,6 +40,14 @@ pub(crate) enum Route {
 
 impl Route {
     pub const COUNT: usize = Route::Remotes as usize + 1;
+
+    /// Consumers have a share of the core of their own, so that no amount of produce starves them (design §5).
+    pub fn queue(self) -> Queue {
+        match self {
+            Route::Consume | Route::Ack => Queue::Consume,
+            _ => Queue::Foreground,
+        }
+    }
 
     /// The route as metrics name it: a closed set (lesson N45).
     pub const LABELS: [&'static str; Route::COUNT] = [

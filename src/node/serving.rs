@@ -83,13 +83,16 @@ async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
         let Ok(peer) = stream.peer_addr() else { continue };
         serving.open.set(serving.open.get() + 1);
         let serving = serving.clone();
-        rt::spawn(Queue::Foreground, async move {
-            serve_connection(Socket::new(stream), peer.ip(), serving.context.clone()).await;
+        let queue = Rc::new(Cell::new(Queue::Foreground));
+        let wanted = queue.clone();
+        let serve = async move {
+            serve_connection(Socket::new(stream), peer.ip(), serving.context.clone(), wanted).await;
             drop(slot);
             serving.open.set(serving.open.get() - 1);
             if serving.stopping.get() {
                 serving.changed.notify_all();
             }
-        });
+        };
+        rt::spawn_following(queue, Box::pin(serve));
     }
 }
