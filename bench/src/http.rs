@@ -1,6 +1,7 @@
 //! `narad-bench http`: the product's own HTTP stack on one shard, with a broker behind it that stores nothing. What
 //! produce cannot exceed.
 
+use std::cell::Cell;
 use std::future::{ready, Future};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -227,7 +228,9 @@ async fn accept(listener: Listener) {
     loop {
         let stream = listener.accept(|error| eprintln!("narad-bench: accepting failed: {error}")).await;
         let Ok(peer) = stream.peer_addr() else { continue };
-        rt::spawn(Queue::Foreground, serve_connection(Socket::new(stream), peer.ip(), context.clone()));
+        let queue = Rc::new(Cell::new(Queue::Foreground));
+        let serve = serve_connection(Socket::new(stream), peer.ip(), context.clone(), queue.clone());
+        rt::spawn_following(queue, Box::pin(serve));
     }
 }
 
