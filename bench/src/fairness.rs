@@ -18,14 +18,16 @@ use crate::Common;
 const GRACE: Duration = Duration::from_secs(10);
 /// Where the others produce.
 const OVERDRIVEN: &str = "bench-overdriven";
+/// Messages of one of their requests: many, so that the broker is at its limit before this program is.
+const PRODUCED_AT_ONCE: u32 = 100;
 
 load_options! {
     /// consume and ack from a backlog, alone and beside overdriven produce to another topic, in turns
     #[derive(FromArgs)]
     #[argh(subcommand, name = "fairness")]
     pub struct Options {
-        /// producing connections that never pause (default 256)
-        #[argh(option, default = "256")]
+        /// producing connections that never pause, with batches of 100 (default 64)
+        #[argh(option, default = "64")]
         producers: usize,
         /// rounds of one phase alone and one beside produce; --duration is divided by them (default 3)
         #[argh(option, default = "3")]
@@ -122,7 +124,7 @@ fn measure(
     if producers > 0 {
         let what = Produce {
             payloads: Arc::new(Payloads::new(0, load.payload_bytes)),
-            batch: 1,
+            batch: PRODUCED_AT_ONCE,
             keys: load.keys,
             budget: Budget::new(None),
             ledger: None,

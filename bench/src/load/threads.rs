@@ -19,7 +19,8 @@ pub struct Drive {
     pub timing: Timing,
     /// Load threads, at least 1.
     pub threads: usize,
-    /// Each group has threads of its own: one that is overdriven does not keep the others' answers waiting in here.
+    /// Each group has threads of its own, those behind the first at a lower priority: a group that is overdriven does
+    /// not keep the first one's answers waiting in here.
     pub apart: bool,
     /// CPUs that they are pinned to.
     pub cpus: Option<Vec<usize>>,
@@ -64,8 +65,12 @@ pub fn drive<P: Protocol + Send + 'static>(
     for (number, share) in shares.into_iter().enumerate() {
         let (barrier, clock, timing, spin) = (barrier.clone(), clock.clone(), drive.timing, drive.spin);
         let cpus = drive.cpus.clone();
+        let gives_way = drive.apart && number >= drive.threads.max(1);
         handles.push(std::thread::spawn(move || -> ThreadResult<P> {
             let pinned = cpus.map_or(Ok(()), |cpus| cpu::pin(&cpus[number % cpus.len()..][..1], "--load-cpu"));
+            if gives_way {
+                cpu::lower_priority();
+            }
             let engine = pinned.and_then(|()| Engine::connect(share, spin));
             barrier.wait();
             barrier.wait();
