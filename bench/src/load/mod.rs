@@ -23,8 +23,6 @@ pub mod target;
 pub mod threads;
 
 #[cfg(test)]
-mod fake_server;
-#[cfg(test)]
 mod tests;
 
 pub use clock::{Clock, Nanos};

@@ -1,10 +1,13 @@
 //! The engine against a server that misbehaves.
 
+mod fake_server;
+
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fake_server::{FakeServer, Reaction, ACCEPTED};
+use fake_server::{FakeServer, Reaction, ACCEPTED};
+
 use super::narad::{Budget, Client, Consume, Produce, Wire};
 use super::payload::Payloads;
 use super::target::Target;
