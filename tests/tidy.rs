@@ -204,7 +204,13 @@ fn no_unwrap_outside_tests_and_no_expect_on_io() {
 
 #[test]
 fn e34_unsafe_lives_behind_the_doors_and_argues_its_case() {
-    let doors = ["shards/src/io/", "shards/src/rt/", "shards/src/spsc/", "bench/src/device/ring.rs"];
+    let doors = [
+        "shards/src/io/",
+        "shards/src/rt/",
+        "shards/src/spsc/",
+        "shards/tests/allocations.rs",
+        "bench/src/device/ring.rs",
+    ];
     let mut findings = names("unsafe ", "", &doors);
     for source in sources() {
         let lines: Vec<&str> = source.text.lines().collect();
@@ -223,4 +229,107 @@ fn e34_unsafe_lives_behind_the_doors_and_argues_its_case() {
         "unsafe lives in io/, rt/ and spsc/ and the bare ring of the workbench, each block with its argument",
         findings,
     );
+}
+
+/// Numbers of the specification's faults and decisions, with the parts that one of them has.
+fn known_numbers() -> Vec<String> {
+    let parts: [(&str, u32); 15] = [
+        ("N14", 2),
+        ("N19", 2),
+        ("N21", 2),
+        ("N23", 2),
+        ("N28", 2),
+        ("N33", 2),
+        ("N43", 3),
+        ("N44", 2),
+        ("N46", 2),
+        ("N48", 2),
+        ("N50", 2),
+        ("N53", 3),
+        ("N54", 3),
+        ("N68", 3),
+        ("N73", 2),
+    ];
+    let more: [(&str, u32); 10] = [
+        ("N75", 3),
+        ("N76", 2),
+        ("N80", 2),
+        ("N86", 2),
+        ("D5", 2),
+        ("D8", 2),
+        ("D10", 2),
+        ("C1", 2),
+        ("O3", 2),
+        ("F1", 3),
+    ];
+    let families = [
+        ("N", 87),
+        ("D", 11),
+        ("C", 4),
+        ("M", 7),
+        ("L", 6),
+        ("S", 5),
+        ("P", 5),
+        ("U", 7),
+        ("O", 6),
+        ("F", 2),
+        ("G", 5),
+        ("X", 2),
+        ("E", 35),
+    ];
+    let whole = families.iter().flat_map(|(family, last)| (1..=*last).map(move |number| format!("{family}{number}")));
+    let numbers = whole.flat_map(|number| match parts.iter().chain(&more).find(|(divided, _)| *divided == number) {
+        Some((_, count)) => (1..=*count).map(|part| format!("{number}.{part}")).collect(),
+        None => vec![number],
+    });
+    numbers.collect()
+}
+
+#[test]
+fn every_lesson_and_decision_has_its_test() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = fs::read_to_string(root.join("tests/lessons.txt")).unwrap();
+    let sources = sources();
+    let mut tests = std::collections::BTreeSet::new();
+    for source in &sources {
+        let mut marked = false;
+        for line in source.text.lines().map(str::trim) {
+            if let Some(name) = line.strip_prefix("fn ").filter(|_| marked) {
+                tests.insert(name.split('(').next().unwrap());
+            }
+            marked = line == "#[test]" || (marked && line.starts_with("#["));
+        }
+    }
+    assert!(tests.len() > 500, "found only {} tests: the search is broken", tests.len());
+    let (mut findings, mut listed) = (Vec::new(), Vec::new());
+    for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let columns: Vec<&str> = line.split('|').map(str::trim).collect();
+        let [number, words, proof] = columns[..] else {
+            findings.push(format!("three columns, please: {line}"));
+            continue;
+        };
+        listed.push(number.to_owned());
+        if words.is_empty() || proof.is_empty() {
+            findings.push(format!("{number}: says nothing"));
+        } else if let Some(reason) = proof.strip_prefix("later:") {
+            if reason.trim().is_empty() {
+                findings.push(format!("{number}: later, and no reason"));
+            }
+        } else if let Some(file) = proof.strip_prefix("code:") {
+            let says = sources.iter().find(|source| source.path == file.trim());
+            if !says.is_some_and(|source| source.text.contains(&format!("lesson {number}"))) {
+                findings.push(format!("{number}: {file} does not name lesson {number}"));
+            }
+        } else {
+            let missing = proof.split_whitespace().filter(|name| !tests.contains(name));
+            findings.extend(missing.map(|name| format!("{number}: there is no test {name}")));
+        }
+    }
+    let known = known_numbers();
+    findings.extend(known.iter().filter(|n| !listed.contains(n)).map(|n| format!("{n} is not in tests/lessons.txt")));
+    let strange = listed.iter().filter(|n| !known.contains(n) && *n != "E36-E57");
+    findings.extend(strange.map(|n| format!("{n} is no number of the specification")));
+    let twice = listed.iter().filter(|n| listed.iter().filter(|other| other == n).count() > 1);
+    findings.extend(twice.map(|n| format!("{n} stands there twice")));
+    report("each fault that others shipped, and each decision, is pinned by a test", findings);
 }

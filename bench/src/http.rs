@@ -14,6 +14,7 @@ use narad::http::{
     serve_connection, Broker, Health, HttpContext, HttpMetrics, HttpSettings, NodeLimits, Readiness, Socket,
     TopicDefaults, TopicNotFound,
 };
+use narad::telemetry::NodeMetrics;
 use narad_shards::api::{
     ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
     SettleStatus,
@@ -301,5 +302,9 @@ impl Broker for StoresNothing {
 
     async fn metrics(&self) -> Vec<ShardMetrics> {
         Vec::new()
+    }
+
+    async fn node_metrics(&self) -> NodeMetrics {
+        NodeMetrics::default()
     }
 }

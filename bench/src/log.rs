@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use argh::FromArgs;
 use hdrhistogram::Histogram;
-use narad_shards::io::{Disk, Slice};
+use narad_shards::io::{Disk, FillBudget, Slice};
 use narad_shards::log::{Combiner, CommitGate, LogOptions, LogShared, PartitionLog, Resolved, Standing};
 use narad_shards::meta::{Destination, Incarnation};
 use narad_shards::peer::{CommitBatch, CommitError, LocalBoxFuture, Record};
@@ -215,7 +215,7 @@ async fn commits(
     payload: usize,
     each: Duration,
 ) -> Result<Sample, Failure> {
-    let shared = LogShared::new(64 << 20);
+    let shared = LogShared::new(64 << 20, FillBudget::of_shard(1));
     let body = Slice::copy_from(&vec![0x61; payload]);
     let stop: Rc<Cell<bool>> = Rc::default();
     let count: Rc<Cell<u64>> = Rc::default();
@@ -245,6 +245,9 @@ async fn commits(
     count.set(0);
     let start = nanos();
     rt::sleep(each).await;
+    while count.get() == 0 {
+        rt::sleep(Duration::from_millis(1)).await; // a rate of nothing says nothing
+    }
     let (commits, took) = (count.get(), nanos() - start);
     let after = written(&logs);
     let measured = latency.borrow().clone();

@@ -36,21 +36,26 @@ struct Copy {
     round: u32,
 }
 
-/// Allowed windows around a kill (D16): acks of about the last write tick come back.
+/// One kill, and how old an ack may be that it takes back (D16): the broker says how long its oldest ack has been
+/// waiting for the page cache; what was looked at shortly before the kill had that much time more to wait.
 #[derive(Clone, Copy, Debug)]
-pub struct Windows {
-    pub acks_before_kill_ms: u64,
-    pub visibility_ms: u64,
+struct Kill {
+    at: Instant,
+    acks_before: Duration,
 }
 
 #[derive(Debug, Default)]
 pub struct Ledger {
     produces: BTreeMap<u64, Produce>,
-    kills: Vec<Instant>,
+    kills: Vec<Kill>,
+    longest_unwritten: Duration,
     released: BTreeMap<(u32, u64), Instant>,
     acked_again: u64,
     pub violations: Vec<String>,
 }
+
+/// How late an answer may arrive that left before its broker was killed.
+const ANSWER_IN_FLIGHT: Duration = Duration::from_millis(200);
 
 /// The verdict of a run, and the evidence that it was one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,8 +105,15 @@ impl Ledger {
         });
     }
 
-    pub fn killed(&mut self, at: Instant) {
-        self.kills.push(at);
+    /// The broker was killed at `at`. At `asked`, not long before, its oldest unwritten ack was `unwritten` old.
+    pub fn killed(&mut self, at: Instant, asked: Instant, unwritten: Duration) {
+        self.longest_unwritten = self.longest_unwritten.max(unwritten);
+        self.kills.push(Kill { at, acks_before: unwritten + at.duration_since(asked) });
+    }
+
+    /// The longest that any ack was seen waiting for the page cache.
+    pub fn longest_unwritten(&self) -> Duration {
+        self.longest_unwritten
     }
 
     /// A lease was given back by the client: the copy may come again at once.
@@ -117,13 +129,13 @@ impl Ledger {
         asked: Instant,
         arrived: Instant,
         round: u32,
-        windows: Windows,
+        visibility: Duration,
     ) {
         let id = match check_payload(data) {
             Ok(id) => id,
             Err(error) => return self.violations.push(format!("p{} @{}: {error}", place.0, place.1)),
         };
-        let killed_since = |since: Instant| self.kills.iter().any(|kill| *kill >= since);
+        let killed_since = |since: Instant| self.kills.iter().any(|kill| kill.at >= since);
         let last_release = self.released.get(&place).copied();
         // The answer to a produce may still be on its way to us: it was sent before anything could be delivered.
         let produce =
@@ -133,14 +145,15 @@ impl Ledger {
             return;
         };
         if let Some(acked) = copy.acked {
-            let window = Duration::from_millis(windows.acks_before_kill_ms);
-            let kill = self.kills.iter().filter(|kill| **kill <= arrived && acked <= **kill + window).min().copied();
-            if kill.is_some_and(|kill| acked + window >= kill) {
+            // An answer that was on its way when the process died arrives after the kill.
+            let kill = self.kills.iter().find(|kill| kill.at <= arrived && acked <= kill.at + ANSWER_IN_FLIGHT);
+            if kill.is_some_and(|kill| acked + kill.acks_before >= kill.at) {
                 copy.acked = None;
                 self.acked_again += 1;
             } else {
                 let when = kill.map_or("with no kill since".to_owned(), |kill| {
-                    format!("which came {} ms before the next kill", kill.duration_since(acked).as_millis())
+                    let (before, allowed) = (kill.at.saturating_duration_since(acked), kill.acks_before);
+                    format!("which came {before:?} before the next kill; {allowed:?} are allowed")
                 });
                 self.violations.push(format!(
                     "message {id:x} p{} @{}: delivered again after its confirmed ack, {when}",
@@ -150,8 +163,7 @@ impl Ledger {
         } else if let Some((last_asked, last_arrived)) = copy.deliveries.last() {
             // An answer may lie in the socket while its broker is killed, or its lease lapses: what counts is when
             // the lease can have begun at the earliest.
-            let lapsed = arrived.duration_since(*last_asked) + Duration::from_millis(50)
-                >= Duration::from_millis(windows.visibility_ms);
+            let lapsed = arrived.duration_since(*last_asked) + Duration::from_millis(50) >= visibility;
             let given_back = last_release.is_some_and(|released| released >= *last_arrived);
             if !lapsed && !given_back && !killed_since(*last_asked) && asked > *last_arrived {
                 self.violations.push(format!("message {id:x} p{} @{}: leased twice at once", place.0, place.1));
@@ -215,7 +227,7 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    const WINDOWS: Windows = Windows { acks_before_kill_ms: 300, visibility_ms: 5_000 };
+    const VISIBILITY: Duration = Duration::from_secs(5);
 
     fn at(base: Instant, ms: u64) -> Instant {
         base + Duration::from_millis(ms)
@@ -240,15 +252,16 @@ mod tests {
     #[test]
     fn d5_an_acked_copy_may_come_again_only_around_a_kill() {
         let (base, data) = (Instant::now(), payload(1, 100));
-        for (kill_ms, violations) in [(None, 1), (Some(1_100), 0), (Some(3_000), 1)] {
+        for (kill_ms, violations) in [(None, 1), (Some(1_100), 0), (Some(1_140), 0), (Some(1_160), 1), (Some(3_000), 1)]
+        {
             let mut ledger = Ledger::default();
             ledger.produced(1, Outcome::Accepted, 0);
-            ledger.delivered(&data, (0, 0), at(base, 900), at(base, 900), 0, WINDOWS);
+            ledger.delivered(&data, (0, 0), at(base, 900), at(base, 900), 0, VISIBILITY);
             ledger.acked(&data, (0, 0), at(base, 1_000));
             if let Some(ms) = kill_ms {
-                ledger.killed(at(base, ms));
+                ledger.killed(at(base, ms), at(base, ms - 50), Duration::from_millis(100));
             }
-            ledger.delivered(&data, (0, 0), at(base, 9_000), at(base, 9_000), 1, WINDOWS);
+            ledger.delivered(&data, (0, 0), at(base, 9_000), at(base, 9_000), 1, VISIBILITY);
             assert_eq!(ledger.violations.len(), violations, "kill at {kill_ms:?}");
         }
     }
@@ -258,8 +271,8 @@ mod tests {
         let (base, data) = (Instant::now(), payload(1, 100));
         let mut ledger = Ledger::default();
         ledger.produced(1, Outcome::Accepted, 0);
-        ledger.delivered(&data, (0, 0), base, base, 0, WINDOWS);
-        ledger.delivered(&data, (0, 0), at(base, 100), at(base, 101), 0, WINDOWS);
+        ledger.delivered(&data, (0, 0), base, base, 0, VISIBILITY);
+        ledger.delivered(&data, (0, 0), at(base, 100), at(base, 101), 0, VISIBILITY);
         assert_eq!(ledger.violations.len(), 1);
     }
 
@@ -269,8 +282,8 @@ mod tests {
         for (round, explained) in [(0, 0), (1, 1)] {
             let mut ledger = Ledger::default();
             ledger.produced(1, Outcome::Accepted, 0);
-            ledger.delivered(&data, (0, 0), base, base, 0, WINDOWS);
-            ledger.delivered(&data, (1, 5), base, base, round, WINDOWS);
+            ledger.delivered(&data, (0, 0), base, base, 0, VISIBILITY);
+            ledger.delivered(&data, (1, 5), base, base, round, VISIBILITY);
             assert_eq!(ledger.judge().copies_explained, explained);
         }
     }
@@ -280,7 +293,7 @@ mod tests {
         let (base, data) = (Instant::now(), payload(1, 100));
         let mut ledger = Ledger::default();
         ledger.produced(1, Outcome::Refused, 0);
-        ledger.delivered(&data, (0, 0), base, base, 0, WINDOWS);
+        ledger.delivered(&data, (0, 0), base, base, 0, VISIBILITY);
         ledger.judge();
         assert_eq!(ledger.violations.len(), 1);
     }

@@ -2,6 +2,7 @@
 //!
 //! Knows the broker only from outside: its command line, its HTTP API, its log lines.
 
+pub mod callgrind;
 pub mod client;
 pub mod disk;
 pub mod ledger;

@@ -36,10 +36,15 @@ impl Broker {
 
     /// As [`Broker::start`], without waiting.
     pub fn spawn(binary: &Path, data: &Path, arguments: &[&str]) -> io::Result<Broker> {
+        Broker::spawn_by(Command::new(binary), data, arguments)
+    }
+
+    /// As [`Broker::spawn`], by a command that ends in the broker's binary.
+    pub fn spawn_by(mut command: Command, data: &Path, arguments: &[&str]) -> io::Result<Broker> {
         let address: SocketAddr = ([127, 0, 0, 1], free_port()?).into();
         let log = data.with_extension("log");
         let output: File = OpenOptions::new().create(true).append(true).open(&log)?;
-        let child = Command::new(binary)
+        let child = command
             .arg("serve")
             .arg("--addr")
             .arg(address.to_string())

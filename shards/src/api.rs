@@ -151,6 +151,17 @@ pub struct NewTopic {
     pub owner: Option<String>,
 }
 
+/// Settings of a topic to change; `None` keeps the present value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TopicChange {
+    /// `0` keeps records for ever.
+    pub retention_ms: Option<u64>,
+    pub max_in_flight_per_partition: Option<u32>,
+    pub max_acked_ahead_per_partition: Option<u32>,
+    /// More than there are.
+    pub partitions: Option<u32>,
+}
+
 /// What shards ask of the control thread.
 #[derive(Clone, Debug)]
 pub enum MetaCommand {
@@ -158,6 +169,11 @@ pub enum MetaCommand {
     DeleteTopic {
         name: String,
         incarnation: Incarnation,
+    },
+    AlterTopic {
+        name: String,
+        incarnation: Incarnation,
+        change: TopicChange,
     },
     /// Is this incarnation gone for certain (name absent, or another id), by the leader's word? Discards and
     /// directory removals ask this (S10, seed "Discarding records").
@@ -171,6 +187,11 @@ pub enum MetaCommand {
 pub enum MetaReply {
     Created(Arc<TopicMeta>),
     Deleted,
+    Altered(Arc<TopicMeta>),
+    /// A topic's partitions only grow; it has this many already.
+    NotMore {
+        partitions: u32,
+    },
     /// The topic exists already under exactly this name.
     Exists,
     /// Another topic's name differs only in letter case.

@@ -8,6 +8,7 @@ pub mod dispatch;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod io;
+mod le;
 pub mod log;
 pub mod meta;
 pub mod metrics;

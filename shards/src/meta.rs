@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 /// Index of a shard on its node, `0..shards`.
@@ -51,6 +52,32 @@ impl Incarnation {
 pub struct Destination {
     pub incarnation: Incarnation,
     pub partition: u32,
+}
+
+/// A map by destination that is asked for every record. Never iterated where the order shows.
+pub type DestinationMap<T> = HashMap<Destination, T, BuildHasherDefault<DestinationHasher>>;
+
+/// Incarnations are random numbers of our own and partitions small ones: nobody outside can make them collide, so a
+/// multiplication is hash enough.
+#[derive(Default)]
+pub struct DestinationHasher(u64);
+
+impl Hasher for DestinationHasher {
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(u64::from(value));
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// One topic, as create made it and alter left it (http-api.md §9.1).

@@ -7,8 +7,21 @@ use crate::meta::Destination;
 /// Latency histograms count microseconds, three significant digits.
 pub type Histogram = hdrhistogram::Histogram<u64>;
 
+/// For series that every partition has: two significant digits, an eighth of the memory.
+pub fn coarse_histogram() -> Histogram {
+    Histogram::new(2).expect("2 significant digits is a valid precision")
+}
+
 pub fn histogram() -> Histogram {
     Histogram::new(3).expect("3 significant digits is a valid precision")
+}
+
+/// Counts a value; one above an hour in microseconds counts as that. The histogram grows for it: its own
+/// `saturating_record` would not, and would count what is above its present range, at first 2047, as 2.
+pub fn record(histogram: &mut Histogram, value: u64) {
+    const MOST: u64 = 3_600_000_000;
+    // Fails only where a table of that range cannot be addressed.
+    let _ = histogram.record(value.min(MOST));
 }
 
 /// One shard's figures at one instant.
@@ -19,9 +32,40 @@ pub struct ShardMetrics {
     pub dispatch: crate::dispatch::DispatchMetrics,
     pub queue: crate::queue::QueueMetrics,
     pub partitions: BTreeMap<Destination, PartitionMetrics>,
+    pub retention: RetentionMetrics,
+    /// Partition logs that are open.
+    pub open_logs: u64,
+    /// Produces of each topic that were refused before anything was stored, by [`REJECTIONS`].
+    pub rejections: BTreeMap<String, [u64; REJECTIONS.len()]>,
+    /// `None` before the directories were looked through.
+    pub set_aside: Option<SetAside>,
     pub runtime: RuntimeMetrics,
     /// Microseconds of each kernel entry that submitted and did not wait (E30).
     pub enter_us: Option<Histogram>,
+}
+
+/// Why a produce was refused.
+pub const REJECTIONS: [&str; 5] = ["draining", "disk_reserve", "memory", "no_segment", "wal_failed"];
+
+/// What the start found under `topics` that nobody serves (S12, S13), of the names that this shard looks after.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAside {
+    pub copies: u64,
+    pub bytes: u64,
+    /// Directories of unknown topics that were left in place.
+    pub orphans: u64,
+}
+
+/// Retention and idle eviction of one shard.
+#[derive(Clone, Debug, Default)]
+pub struct RetentionMetrics {
+    pub idle_logs_evicted: u64,
+    /// Closed logs that were opened, swept and closed.
+    pub cold_swept: u64,
+    /// Passes over closed logs that panicked.
+    pub cold_panics: u64,
+    /// Passes that panicked or hung, and were left behind.
+    pub passes_abandoned: u64,
 }
 
 /// What happened to one partition since the process started.
@@ -61,4 +105,20 @@ pub struct RuntimeMetrics {
     pub ring_depth: u64,
     pub enter_nanos: u64,
     pub connections: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_above_the_first_range_is_counted_as_what_it_is() {
+        for mut histogram in [histogram(), coarse_histogram()] {
+            record(&mut histogram, 5_000_000);
+            assert!(histogram.max().abs_diff(5_000_000) < 50_000, "{}", histogram.max());
+            record(&mut histogram, u64::MAX);
+            assert!(histogram.max().abs_diff(3_600_000_000) < 36_000_000, "{}", histogram.max());
+            assert_eq!(histogram.len(), 2);
+        }
+    }
 }

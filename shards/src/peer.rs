@@ -34,7 +34,7 @@ impl Record {
 /// Moves the records' bodies into memory of their own: they no longer keep alive what they lay in (E20).
 pub(crate) fn copy_out<'a>(records: impl Iterator<Item = &'a mut Record> + 'a) {
     let records: Vec<&mut Record> = records.collect();
-    let mut copy = AlignedBuf::zeroed(records.iter().map(|record| record.body.len()).sum());
+    let mut copy = AlignedBuf::reused(records.iter().map(|record| record.body.len()).sum());
     let mut at = 0;
     for record in &records {
         copy[at..at + record.body.len()].copy_from_slice(&record.body);

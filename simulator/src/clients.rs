@@ -30,7 +30,7 @@ pub async fn produce(world: &World, _index: usize) {
             })
             .collect();
         let patience = (world.options.impatient && world.chance(1, 10)).then(|| MS * world.draw(4) as u32);
-        world.ledger.borrow_mut().produce_started(&topic.name, &records, rt::now());
+        world.ledger.borrow_mut().produce_started(&topic.name, &records, rt::now(), rt::wall_clock_ms());
         let (shard, name, sent) = (world.any_shard(), topic.name.clone(), records.clone());
         let called = world.call(patience, move |broker| broker.produce(shard, name, sent, batch)).await;
         let (outcome, detail) = match called {
@@ -194,7 +194,14 @@ async fn settle(world: &World, deliveries: &[Delivery], mode: SettleMode, blur: 
         ended &= matches!(status, Some(SettleStatus::Done | SettleStatus::LeaseGone));
         let mut ledger = world.ledger.borrow_mut();
         match before {
-            Some(before) => ledger.settle_answered((*id, one.nonce, mode), before, boot, started, now, status),
+            Some(before) => ledger.settle_answered(
+                (*id, one.nonce, mode),
+                before,
+                boot,
+                started,
+                (now, rt::wall_clock_ms()),
+                status,
+            ),
             None if status == Some(SettleStatus::Done) => {
                 ledger.violate(now, Rule::LateSettleAccepted, format!("{id:?}: nonce {:x} was made up", one.nonce));
             }
@@ -217,7 +224,7 @@ pub async fn watch(world: &World) {
                 });
             let mut ledger = world.ledger.borrow_mut();
             if let Some(incarnation) = topic.incarnation.filter(|_| unchanged && ledger.boot() == boot) {
-                ledger.stats(incarnation, &stats, rt::now());
+                ledger.stats(incarnation, &stats, rt::now(), rt::wall_clock_ms());
             }
         }
         if let Called::Answered(probe, boot) = world.call(None, |broker| broker.probe()).await {
@@ -247,7 +254,7 @@ async fn replay(world: &World) {
         // Deleted and created again meanwhile.
         Called::Answered(Ok(ReadAt::Record(_)), _) => {}
         Called::Answered(Ok(other), boot) if ledger.boot() == boot => {
-            ledger.unreadable(id, now, &format!("replay says {other:?}"));
+            ledger.unreadable(id, now, rt::wall_clock_ms(), &format!("replay says {other:?}"));
         }
         Called::Answered(..) | Called::Down | Called::Lost => {}
     }

@@ -54,6 +54,8 @@ pub enum Bug {
     Leak,
     RefuseStart,
     Unreadable,
+    ExpireYoung,
+    ExpireUnseen,
     Panic,
     Unseeded,
 }
@@ -70,11 +72,14 @@ struct Stored {
 #[derive(Default)]
 struct Partition {
     records: Vec<Stored>,
+    /// First one that retention has not removed.
+    oldest: usize,
 }
 
 impl Partition {
     fn frontier(&self) -> u64 {
-        self.records.iter().take_while(|record| record.acked.is_some()).count() as u64
+        let settled = self.records[self.oldest..].iter().take_while(|record| record.acked.is_some());
+        (self.oldest + settled.count()) as u64
     }
 }
 
@@ -115,6 +120,20 @@ impl Store {
         self.recent.push_back((incarnation, content));
         if self.recent.len() > 8 {
             self.recent.pop_front();
+        }
+    }
+
+    /// What has been kept for the topic's retention may go, one record at a time.
+    fn expire_one(&mut self) {
+        let (now_ms, early) = (rt::wall_clock_ms(), self.bug(Bug::ExpireYoung, 20));
+        let Store { partitions, metadata, .. } = self;
+        let snapshot = metadata.snapshot(1);
+        for ((incarnation, _), partition) in partitions.iter_mut() {
+            let bound = snapshot.topic_of(*incarnation).map_or(0, |meta| meta.retention_ms);
+            let first = partition.records.get(partition.oldest);
+            if first.is_some_and(|first| bound > 0 && (early || now_ms > first.timestamp_ms + bound)) {
+                partition.oldest += 1;
+            }
         }
     }
 
@@ -180,6 +199,7 @@ impl Launcher for ModelLauncher {
                 loop {
                     pause(&moving, 2_000).await;
                     moving.borrow_mut().move_one();
+                    moving.borrow_mut().expire_one();
                 }
             });
             let broker: Rc<dyn Broker> = Rc::new(Model { store });
@@ -252,8 +272,10 @@ impl Store {
             let index = pinned.unwrap_or((first + step) % meta.partitions);
             let (twice, flip) = (self.bug(Bug::LeaseTwice, 10), self.bug(Bug::FlipBit, 30));
             let (forget, hold) = (self.bug(Bug::ForgetAck, 20), self.bug == Bug::HoldLapsedLease);
+            let unseen = self.bug == Bug::ExpireUnseen && meta.retention_ms > 0;
             let Some(partition) = self.partitions.get_mut(&(meta.incarnation, index)) else { continue };
-            for (offset, record) in (0..).zip(&mut partition.records) {
+            let kept = (0..).zip(&mut partition.records).skip(partition.oldest);
+            for (offset, record) in kept.filter(|(offset, _)| !unseen || offset % 7 != 3) {
                 if taken.len() >= take.max as usize || bytes >= take.bytes_max {
                     return taken;
                 }
@@ -280,6 +302,7 @@ impl Store {
         let record = self
             .partitions
             .get_mut(&(incarnation, settle.partition))
+            .filter(|partition| settle.offset >= partition.oldest as u64)
             .and_then(|partition| partition.records.get_mut(settle.offset as usize));
         let Some(record) = record else { return SettleStatus::LeaseGone };
         let own = record.lease.is_some_and(|(nonce, until)| nonce == settle.nonce && until > now) && !refuse;
@@ -389,7 +412,10 @@ impl Broker for Model {
             }
             let meta = store.metadata.topic(&topic).cloned().ok_or(ConsumeError::TopicNotFound)?;
             let partitions = store.partitions.get(&(meta.incarnation, partition));
-            let records = &partitions.ok_or(ConsumeError::PartitionOutOfRange)?.records;
+            let Partition { records, oldest } = partitions.ok_or(ConsumeError::PartitionOutOfRange)?;
+            if offset < *oldest as u64 {
+                return Ok(ReadAt::AgedOut { oldest: *oldest as u64 });
+            }
             Ok(match records.get(offset as usize) {
                 Some(record) => ReadAt::Record(deliver(&meta, partition, offset, record, 0, false)),
                 None => ReadAt::PastEnd,
@@ -441,6 +467,7 @@ impl Broker for Model {
                 let frontier = if past_unacked { end } else { partition.frontier() + u64::from(ahead) * end };
                 PartitionStats {
                     index: *index,
+                    oldest_offset: partition.oldest as u64,
                     next_offset: end,
                     high_watermark: end - u64::from(back && end > 0),
                     frontier,

@@ -20,7 +20,7 @@ use narad_shards::queue::{CommitterOptions, Consumer};
 use narad_shards::rt::sim::Rng;
 use narad_shards::rt::sync::{oneshot, Notify, Sender};
 use narad_shards::rt::{self, Queue};
-use narad_shards::shard::{Shard, ShardOptions};
+use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::wal::Wal;
 
 use crate::broker::{Answer, Broker, End, Launcher, Probe};
@@ -45,6 +45,7 @@ struct Tuning {
     memory_bytes: usize,
     codec: Codec,
     reserve_bytes: u64,
+    retention: RetentionOptions,
 }
 
 impl ShardLauncher {
@@ -59,9 +60,21 @@ impl ShardLauncher {
             memory_bytes: 16 << 20,
             codec: if rng.chance(1, 4) { Codec::Zstd(1) } else { Codec::None },
             reserve_bytes: [0, 64 << 10, 512 << 10][rng.below(3) as usize],
+            retention: draw_retention(&mut rng),
         };
         let metadata = Rc::new(RefCell::new(Metadata::new(rng.next_u64())));
         ShardLauncher { metadata, store_id: rng.next_u64(), rng: RefCell::new(rng), tuning }
+    }
+}
+
+/// Sweeps so often, and logs idle so soon, that a short world sees all of it.
+fn draw_retention(rng: &mut Rng) -> RetentionOptions {
+    let draw = |rng: &mut Rng, ms: [u64; 3]| Duration::from_millis(ms[rng.below(3) as usize]);
+    RetentionOptions {
+        sweep_interval: draw(rng, [20, 150, 1_000]),
+        idle_after: rng.chance(2, 3).then(|| draw(rng, [30, 200, 2_000])),
+        cold_interval: rng.chance(2, 3).then(|| draw(rng, [100, 1_000, 5_000])),
+        open_logs_max: [2, 8, 100][rng.below(3) as usize],
     }
 }
 
@@ -87,6 +100,7 @@ impl Launcher for ShardLauncher {
                         ..LogOptions::default()
                     },
                     positions: CommitterOptions::default(),
+                    retention: tuning.retention,
                     disk_reserve_bytes: tuning.reserve_bytes,
                     adopt: adopt.filter(|n| n % u32::from(shards) == u32::from(id)).collect(),
                 };

@@ -47,7 +47,11 @@ pub struct WorldOptions {
     pub impatient: bool,
     /// Topics are deleted and created again.
     pub churn: bool,
+    /// The wall clock steps while the node runs. Only here: a real process cannot be given a clock of its own (a time
+    /// namespace leaves the wall clock alone), and stepping the machine's would disturb whoever else runs on it.
     pub clock_steps: bool,
+    /// Of every topic. `None`: for ever.
+    pub retention: Option<Duration>,
     pub disk: DiskOptions,
 }
 
@@ -69,6 +73,9 @@ impl WorldOptions {
         // Large batches cross segments and chunks and run staging memory short: fewer of them say as much.
         let large = rng.chance(1, 6);
         let produces = if large { rng.range(10, 60) } else { rng.range(20, 150) };
+        // So short that records expire while others are produced, so long that none may; and in between.
+        let retention =
+            [None, None, None, Some(2), Some(15), Some(900)][rng.below(6) as usize].map(Duration::from_secs);
         WorldOptions {
             profile,
             shards: if profile == Profile::Resize { 1 } else { drawn_shards },
@@ -84,7 +91,9 @@ impl WorldOptions {
             patience: Duration::from_secs(120),
             impatient: rng.chance(1, 3),
             churn: rng.chance(1, 3),
-            clock_steps: rng.chance(1, 4),
+            // Ages go by the wall clock: where it steps, nothing could be said about them.
+            clock_steps: rng.chance(1, 4) && retention.is_none(),
+            retention,
             disk: DiskOptions { sector_bytes, call_ns, ..DiskOptions::default() },
         }
     }

@@ -68,6 +68,8 @@ fn every_planted_bug_is_found() {
         (Bug::Leak, Rule::Leak),
         (Bug::RefuseStart, Rule::Refusal),
         (Bug::Unreadable, Rule::Unreadable),
+        (Bug::ExpireYoung, Rule::TooYoung),
+        (Bug::ExpireUnseen, Rule::Lost),
         (Bug::Panic, Rule::Panic),
     ];
     for (bug, rule) in planted {

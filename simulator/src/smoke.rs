@@ -25,8 +25,11 @@ fn real_shards_keep_the_contract_and_leave_nothing_behind() {
     let mut total = Counts::default();
     for (seed, profile) in (0..).zip(profiles) {
         let drawn = WorldOptions::draw(&mut Rng::new(seed));
+        let retention = [None, Some(Duration::from_secs(2)), Some(Duration::from_secs(900))][seed as usize % 3];
         let options = WorldOptions {
             profile,
+            retention,
+            clock_steps: drawn.clock_steps && retention.is_none(),
             produces: drawn.produces.min(25),
             batch_records: 10,
             visibility: Duration::from_millis(300),

@@ -289,7 +289,7 @@ impl World {
         let topic = NewTopic {
             name: name.to_owned(),
             partitions: self.options.partitions,
-            retention_ms: 0,
+            retention_ms: self.options.retention.map_or(0, |age| age.as_millis() as u64),
             visibility_timeout_ms: self.options.visibility.as_millis() as u64,
             max_in_flight_per_partition: self.options.max_in_flight,
             max_acked_ahead_per_partition: self.options.max_acked_ahead,
@@ -301,7 +301,7 @@ impl World {
             match self.call(None, |broker| broker.create_topic(wanted)).await {
                 Called::Answered(MetaReply::Created(meta), _) => {
                     let mut ledger = self.ledger.borrow_mut();
-                    ledger.topic_created(name, meta.incarnation, self.options.visibility, started);
+                    ledger.topic_created(&meta, started);
                     drop(ledger);
                     let handle = TopicHandle { name: name.to_owned(), incarnation: Some(meta.incarnation) };
                     let mut topics = self.topics.borrow_mut();
@@ -366,14 +366,14 @@ impl World {
         self.draining.set(true);
         self.note("=== healed, draining".to_owned());
         let deadline = rt::now() + self.options.patience + self.options.visibility * 4;
-        while rt::now() < deadline && self.ledger.borrow().owes() {
+        while rt::now() < deadline && self.ledger.borrow().owes(rt::wall_clock_ms()) {
             rt::sleep(Duration::from_millis(50)).await;
         }
         rt::sleep(self.options.visibility * 2 + Duration::from_secs(2)).await;
         let incidents = self.disk.incidents();
         let honest = self.options.allowances().honest;
         let excuse = |started: Instant, cuts: &[Instant]| !honest && explains(&incidents, started, cuts);
-        self.ledger.borrow_mut().finish(rt::now(), excuse);
+        self.ledger.borrow_mut().finish(rt::now(), rt::wall_clock_ms(), excuse);
     }
 }
 

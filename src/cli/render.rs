@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::Failure;
+use crate::config::format_time;
 
 /// One message as the API shows it (http-api.md §15).
 #[derive(Deserialize, Debug)]
@@ -93,20 +94,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Unix seconds as RFC 3339 in UTC.
 pub fn utc(seconds: u64) -> String {
-    let days = (seconds / 86_400) as i64;
-    let of_day = seconds % 86_400;
-    // Civil date from a day count, in eras of 400 years that begin on 1 March.
-    let shifted = days + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let day_of_era = shifted.rem_euclid(146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_index = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
-    let month = if month_index < 10 { month_index + 3 } else { month_index - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+    format_time(seconds) + "Z"
 }
 
 /// Percent-encodes everything but unreserved characters.
@@ -118,6 +106,48 @@ pub fn percent(bytes: &[u8]) -> String {
         }
         text
     })
+}
+
+/// A JSON text over several lines, its members in the order in which the server sent them.
+pub fn indented(json: &str) -> String {
+    let (mut text, mut depth) = (String::with_capacity(json.len() * 2), 0);
+    let (mut quoted, mut escaped) = (false, false);
+    let new_line = |text: &mut String, depth: usize| {
+        text.push('\n');
+        text.extend(std::iter::repeat_n("  ", depth));
+    };
+    for c in json.chars() {
+        if quoted {
+            text.push(c);
+            quoted = c != '"' || escaped;
+            escaped = c == '\\' && !escaped;
+            continue;
+        }
+        match c {
+            _ if c.is_ascii_whitespace() => continue,
+            '}' | ']' => {
+                depth -= 1;
+                // What was just opened holds nothing.
+                match text.trim_end().ends_with(['{', '[']) {
+                    true => text.truncate(text.trim_end().len()),
+                    false => new_line(&mut text, depth),
+                }
+            }
+            _ => {}
+        }
+        text.push(c);
+        match c {
+            '"' => quoted = true,
+            '{' | '[' => {
+                depth += 1;
+                new_line(&mut text, depth);
+            }
+            ',' => new_line(&mut text, depth),
+            ':' => text.push(' '),
+            _ => {}
+        }
+    }
+    text
 }
 
 /// Columns as wide as their widest cell, two blanks apart.
@@ -183,6 +213,21 @@ mod tests {
     fn names_and_keys_survive_a_url() {
         assert_eq!(percent(b"orders.v1-x_~"), "orders.v1-x_~");
         assert_eq!(percent(&[b'a', b' ', b'/', b'&', 0xff]), "a%20%2F%26%FF");
+    }
+
+    #[test]
+    fn json_is_indented_in_its_own_order() {
+        for (compact, lines) in [
+            (r#"{"b":1,"a":[]}"#, "{\n  \"b\": 1,\n  \"a\": []\n}"),
+            (r#"[{"k":"a{,:\"[\\"},{}]"#, "[\n  {\n    \"k\": \"a{,:\\\"[\\\\\"\n  },\n  {}\n]"),
+            (" [ 1 , [ ] ] ", "[\n  1,\n  []\n]"),
+            ("7", "7"),
+        ] {
+            assert_eq!(indented(compact), lines);
+            let (before, after): (serde_json::Value, serde_json::Value) =
+                (serde_json::from_str(compact).unwrap(), serde_json::from_str(lines).unwrap());
+            assert_eq!(before, after);
+        }
     }
 
     #[test]

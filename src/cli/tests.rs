@@ -157,7 +157,8 @@ fn topic_add_sends_what_was_given_and_prints_the_topic() {
         vec![answer("201 Created", topic)],
     );
     done.result.unwrap();
-    assert!(done.out.contains("\"id\": \"00000000000000aa\""), "{}", done.out);
+    let shown = "{\n  \"name\": \"orders\",\n  \"id\": \"00000000000000aa\",\n  \"partitions\": 6\n}\n";
+    assert_eq!(done.out, shown, "in the order of the API");
     assert_eq!(first_line(&done.seen[0]), "POST /v1/topics HTTP/1.1");
     for header in ["X-Narad-Client: narad-cli/", "Content-Type: application/json"] {
         assert!(done.seen[0].head.contains(header), "{}", done.seen[0].head);
@@ -174,6 +175,33 @@ fn topic_add_sends_what_was_given_and_prints_the_topic() {
     let refused =
         narad(&["topic", "add", "a"], "", vec![answer("409 Conflict", r#"{"error":"topic already exists"}"#)]);
     assert_eq!(failure(refused), "topic already exists (409)");
+}
+
+#[test]
+fn topic_edit_sends_what_changes_and_refuses_what_cannot() {
+    let topic = r#"{"name":"orders","partitions":9}"#;
+    let edit = |args: &[&str]| {
+        let args: Vec<&str> = ["topic", "edit", "orders"].iter().chain(args).copied().collect();
+        narad(&args, "", vec![answer("200 OK", topic)])
+    };
+    let done = edit(&["--retention", "12h", "--partitions", "9", "--max-in-flight", "0"]);
+    done.result.unwrap();
+    assert_eq!(first_line(&done.seen[0]), "PATCH /v1/topics/orders HTTP/1.1");
+    assert_eq!(done.seen[0].body, br#"{"max_in_flight_per_partition":0,"partitions":9,"retention_ms":43200000}"#);
+    assert_eq!(edit(&["--retention", "forever"]).seen[0].body, br#"{"retention_ms":0}"#);
+    for (args, says) in [
+        (&["--visibility", "1s"][..], "fixed when a topic is created"),
+        (&[], "nothing to change"),
+        (&["--retention", "0"], "forever"),
+        (&["--retention", "5"], "no unit"),
+    ] {
+        let outcome = edit(args);
+        assert!(outcome.seen.is_empty(), "{args:?} was sent");
+        match outcome.result {
+            Err(Failure::Usage(text)) => assert!(text.contains(says), "{args:?}: {text}"),
+            other => panic!("{args:?}: {other:?}"),
+        }
+    }
 }
 
 #[test]

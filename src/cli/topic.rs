@@ -1,19 +1,20 @@
-//! `narad topic add|ls|info|rm`.
+//! `narad topic add|ls|info|edit|rm`.
 
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use argh::FromArgs;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{json, Value};
 
 use crate::config::{format_duration, parse_duration};
 
-use super::client::{Client, Request};
-use super::render::{percent, table};
+use super::client::{Client, Request, Response};
+use super::render::{indented, percent, table};
 use super::Failure;
 
-/// Create, list, describe and delete topics.
+/// Create, list, describe, alter and delete topics.
 #[derive(FromArgs, Debug)]
 #[argh(subcommand, name = "topic")]
 pub struct Topic {
@@ -27,6 +28,7 @@ enum TopicCommand {
     Add(Add),
     Ls(Ls),
     Info(Info),
+    Edit(Edit),
     Rm(Rm),
 }
 
@@ -70,6 +72,29 @@ struct Info {
     name: String,
 }
 
+/// Alter a topic; what is left out stays as it is.
+#[derive(FromArgs, Debug)]
+#[argh(subcommand, name = "edit")]
+struct Edit {
+    #[argh(positional)]
+    name: String,
+    /// how long records are kept: 12h, 7d, or forever
+    #[argh(option)]
+    retention: Option<String>,
+    /// number of partitions; it can only grow
+    #[argh(option)]
+    partitions: Option<u64>,
+    /// messages that consumers may hold of one partition; 0 is the server's default
+    #[argh(option)]
+    max_in_flight: Option<u64>,
+    /// acked messages above the oldest unacked one of a partition; 0 is the server's default
+    #[argh(option)]
+    max_acked_ahead: Option<u64>,
+    /// refused: the visibility timeout is fixed when a topic is created
+    #[argh(option)]
+    visibility: Option<String>,
+}
+
 /// Delete a topic and all its data.
 #[derive(FromArgs, Debug)]
 #[argh(subcommand, name = "rm")]
@@ -96,8 +121,9 @@ pub fn run(
             if response.status != 200 {
                 return Err(response.failure());
             }
-            print_json(&response.json()?, out)
+            print_json(&response, out)
         }
+        TopicCommand::Edit(edit) => alter(&edit, client, out),
         TopicCommand::Rm(rm) => remove(&rm, client, input, err),
     }
 }
@@ -106,8 +132,9 @@ pub(super) fn path(name: &str) -> String {
     format!("/v1/topics/{}", percent(name.as_bytes()))
 }
 
-fn print_json(value: &Value, out: &mut dyn Write) -> Result<(), Failure> {
-    Ok(writeln!(out, "{value:#}")?)
+fn print_json(response: &Response, out: &mut dyn Write) -> Result<(), Failure> {
+    let value: Box<RawValue> = response.json()?;
+    Ok(writeln!(out, "{}", indented(value.get()))?)
 }
 
 /// A duration flag in milliseconds; `None` leaves the field out.
@@ -132,31 +159,77 @@ fn milliseconds(flag: &str, text: Option<&str>, forever: bool) -> Result<Option<
 
 fn create(add: &Add, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
     let mut body = json!({"name": add.name});
-    let mut set = |key: &str, value: Option<u64>| {
+    let given = |value: u64| (value != 0).then_some(value);
+    set(
+        &mut body,
+        [
+            ("partitions", given(add.partitions)),
+            ("retention_ms", milliseconds("--retention", add.retention.as_deref(), true)?),
+            ("visibility_timeout_ms", milliseconds("--visibility", add.visibility.as_deref(), false)?),
+            ("max_in_flight_per_partition", given(add.max_in_flight)),
+            ("max_acked_ahead_per_partition", given(add.max_acked_ahead)),
+        ],
+    );
+    send(client, "POST", "/v1/topics".to_owned(), &body, 201, out)
+}
+
+fn alter(edit: &Edit, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
+    if edit.visibility.is_some() {
+        return Err(Failure::Usage("--visibility: the visibility timeout is fixed when a topic is created".to_owned()));
+    }
+    let retention_ms = match edit.retention.as_deref() {
+        Some("0") => return Err(Failure::Usage("--retention: write \"forever\" to keep records for ever".to_owned())),
+        text => milliseconds("--retention", text, true)?,
+    };
+    let mut body = json!({});
+    set(
+        &mut body,
+        [
+            ("retention_ms", retention_ms),
+            ("max_in_flight_per_partition", edit.max_in_flight),
+            ("max_acked_ahead_per_partition", edit.max_acked_ahead),
+            ("partitions", edit.partitions),
+        ],
+    );
+    if body == json!({}) {
+        return Err(Failure::Usage(
+            "nothing to change: give --retention, --partitions, --max-in-flight or --max-acked-ahead".to_owned(),
+        ));
+    }
+    send(client, "PATCH", path(&edit.name), &body, 200, out)
+}
+
+fn set<const N: usize>(body: &mut Value, fields: [(&str, Option<u64>); N]) {
+    for (key, value) in fields {
         if let Some(value) = value {
             body[key] = json!(value);
         }
-    };
-    let given = |value: u64| (value != 0).then_some(value);
-    set("partitions", given(add.partitions));
-    set("retention_ms", milliseconds("--retention", add.retention.as_deref(), true)?);
-    set("visibility_timeout_ms", milliseconds("--visibility", add.visibility.as_deref(), false)?);
-    set("max_in_flight_per_partition", given(add.max_in_flight));
-    set("max_acked_ahead_per_partition", given(add.max_acked_ahead));
+    }
+}
+
+/// Sends a JSON body and prints the topic that comes back.
+fn send(
+    client: &mut Client,
+    method: &'static str,
+    target: String,
+    body: &Value,
+    expected: u16,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
     let body = body.to_string();
     let request =
-        Request { content_type: Some("application/json"), body: body.as_bytes(), ..Request::new("POST", "/v1/topics") };
+        Request { content_type: Some("application/json"), body: body.as_bytes(), ..Request::new(method, target) };
     let response = client.call(&request)?;
-    if response.status != 201 {
+    if response.status != expected {
         return Err(response.failure());
     }
-    print_json(&response.json()?, out)
+    print_json(&response, out)
 }
 
 #[derive(Deserialize)]
 struct Page {
     next_page_token: String,
-    topics: Vec<Value>,
+    topics: Vec<Box<RawValue>>,
 }
 
 fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
@@ -182,10 +255,15 @@ fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure
         token = page.next_page_token;
     }
     if ls.json {
-        return print_json(&Value::Array(topics), out);
+        let texts: Vec<&str> = topics.iter().map(|topic| topic.get()).collect();
+        return Ok(writeln!(out, "{}", indented(&format!("[{}]", texts.join(","))))?);
     }
     let mut rows = vec![["NAME", "PARTITIONS", "RETENTION", "ROLE"].map(str::to_owned).to_vec()];
-    rows.extend(topics.iter().map(row));
+    for topic in &topics {
+        let topic: Value = serde_json::from_str(topic.get())
+            .map_err(|error| Failure::Request(format!("the server's answer is not understood: {error}")))?;
+        rows.push(row(&topic));
+    }
     Ok(write!(out, "{}", table(&rows))?)
 }
 

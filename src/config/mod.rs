@@ -21,7 +21,7 @@ use serde_json::Value;
 
 pub use address::ListenAddress;
 pub use cpus::CpuSet;
-pub use units::{format_bytes, format_duration, parse_bytes, parse_duration};
+pub use units::{duration_nanos, format_bytes, format_duration, format_time, parse_bytes, parse_duration};
 
 pub(crate) use validate::check_node_id;
 
@@ -93,6 +93,10 @@ pub struct Storage {
     pub data_dir: PathBuf,
     pub codec: Codec,
     pub compression_level: CompressionLevel,
+    /// `0`: never.
+    pub idle_log_eviction_ms: u64,
+    /// `0`: never.
+    pub cold_retention_walk_ms: u64,
     pub consumer_offset_commit_interval_ms: u64,
 }
 
@@ -171,6 +175,8 @@ impl Config {
                 data_dir: PathBuf::from("data"),
                 codec: Codec::None,
                 compression_level: CompressionLevel::Fastest,
+                idle_log_eviction_ms: 1_800_000,
+                cold_retention_walk_ms: 300_000,
                 consumer_offset_commit_interval_ms: 1000,
             },
             topic: TopicDefaults {

@@ -115,6 +115,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         ])?;
         Ok(())
     }),
+    setting("storage.idle_log_eviction_ms", "", into!(storage.idle_log_eviction_ms, integer)),
+    setting("storage.cold_retention_walk_ms", "", into!(storage.cold_retention_walk_ms, integer)),
     setting(
         "storage.consumer_offset_commit_interval_ms",
         "",

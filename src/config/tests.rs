@@ -84,8 +84,6 @@ fn t20_unknown_and_internal_keys_stop_the_start() {
         (r#"{"http":{"adr":":1"}}"#, "json: unknown field \"adr\" in \"http\""),
         (r#"{"cluster":{"peers":[]}}"#, "json: unknown field \"peers\""),
         (r#"{"cluster":{"addr":":7943"}}"#, "json: unknown field \"addr\""),
-        (r#"{"storage":{"idle_log_eviction_ms":0}}"#, "json: unknown field \"idle_log_eviction_ms\""),
-        (r#"{"storage":{"cold_retention_walk_ms":0}}"#, "json: unknown field \"cold_retention_walk_ms\""),
         (r#"{"fanout":{"linger_ms":1}}"#, "json: unknown field \"fanout\""),
         (r#"{"remotes":{}}"#, "json: unknown field \"remotes\""),
         (r#"{"security":{"cluster_secret":"x"}}"#, "json: unknown field \"cluster_secret\""),
@@ -145,6 +143,11 @@ fn t20_each_bound_stops_the_start_and_names_its_keys() {
         ),
         (&[("storage.data_dir", "")], "storage.data_dir must not be empty"),
         (
+            &[("storage.idle_log_eviction_ms", "59999")],
+            "storage.idle_log_eviction_ms (59999) must be 0 (off) or at least 60000",
+        ),
+        (&[("storage.cold_retention_walk_ms", "1")], "storage.cold_retention_walk_ms (1) must be 0"),
+        (
             &[("storage.consumer_offset_commit_interval_ms", "9")],
             "storage.consumer_offset_commit_interval_ms (9) must be between 10 and 60000",
         ),
@@ -191,6 +194,7 @@ fn t20_each_bound_stops_the_start_and_names_its_keys() {
     // The bounds themselves are allowed.
     let edge: &[&[(&'static str, &str)]] = &[
         &[("http.max_consume_wait", "10s"), ("http.shutdown_grace", "10s")],
+        &[("storage.idle_log_eviction_ms", "0"), ("storage.cold_retention_walk_ms", "60000")],
         &[("topic.default_retention_age_ms", "0"), ("topic.default_visibility_timeout_ms", "604800001")],
         &[("topic.default_partitions", "108"), ("runtime.spin_us", "0"), ("runtime.shards", "1")],
     ];

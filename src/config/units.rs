@@ -13,11 +13,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
         return Err(format!("{text:?} has no unit: write \"{text}s\" or \"{text}ms\""));
     }
-    let mut rest = text;
-    let mut total_nanos = 0u128;
+    duration_nanos(text, true).map(Duration::from_nanos).ok_or_else(wrong)
+}
+
+/// Nanoseconds of a duration in the notation of Go, without a sign: one or more decimal numbers, each with a unit
+/// (`ns us µs ms s m h`, and `d` only with `days`). At most about 292 years, as in Go.
+pub fn duration_nanos(text: &str, days: bool) -> Option<u64> {
+    let (mut rest, mut total) = (text, 0u128);
     while !rest.is_empty() {
-        let number_bytes = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-        let (number, behind) = rest.split_at(number_bytes);
+        let (number, behind) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit() && c != '.')?);
         let unit_bytes = behind.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(behind.len());
         let (unit, behind) = behind.split_at(unit_bytes);
         let unit_nanos: u128 = match unit {
@@ -27,17 +31,14 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
             "s" => 1_000_000_000,
             "m" => 60_000_000_000,
             "h" => 3_600_000_000_000,
-            "d" => 86_400_000_000_000,
-            _ => return Err(wrong()),
+            "d" if days => 86_400_000_000_000,
+            _ => return None,
         };
-        let part = scaled(number, unit_nanos).ok_or_else(wrong)?;
-        total_nanos = total_nanos.checked_add(part).ok_or_else(wrong)?;
+        total = total.checked_add(scaled(number, unit_nanos)?)?;
         rest = behind;
     }
-    match u64::try_from(total_nanos) {
-        Ok(nanos) if !text.is_empty() => Ok(Duration::from_nanos(nanos)),
-        _ => Err(wrong()),
-    }
+    let bounded = i64::try_from(total).ok().filter(|_| !text.is_empty())?;
+    u64::try_from(bounded).ok()
 }
 
 /// `number` (decimal, perhaps with a fraction) times `unit`, rounded down.
@@ -48,7 +49,7 @@ fn scaled(number: &str, unit: u128) -> Option<u128> {
     }
     let whole: u128 = if whole.is_empty() { 0 } else { u128::from(whole.parse::<u64>().ok()?) };
     // More digits than these change nothing at a resolution of one nanosecond.
-    let digits = &fraction[..fraction.len().min(15)];
+    let digits = &fraction[..fraction.len().min(18)];
     let fraction: u128 = if digits.is_empty() { 0 } else { u128::from(digits.parse::<u64>().ok()?) };
     let below = fraction * unit / 10u128.pow(digits.len() as u32);
     whole.checked_mul(unit)?.checked_add(below)
@@ -105,6 +106,24 @@ pub fn format_bytes(bytes: u64) -> String {
         Some((name, unit)) if bytes.is_multiple_of(*unit) => format!("{}{name}", bytes / unit),
         Some((name, unit)) => format!("{:.1}{name}", bytes as f64 / *unit as f64),
     }
+}
+
+/// Unix seconds as date and time in UTC, as RFC 3339 has them, without the zone.
+pub fn format_time(seconds: u64) -> String {
+    let (days, of_day) = ((seconds / 86_400) as i64, seconds % 86_400);
+    // Days since the epoch into a date of the proleptic Gregorian calendar, counted from 1 March of the year 0, so
+    // that the leap day is the last one of its year.
+    let shifted = days + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let day_of_era = shifted.rem_euclid(146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}")
 }
 
 #[cfg(test)]

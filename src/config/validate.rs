@@ -78,6 +78,14 @@ fn storage(config: &Config) -> Result<(), String> {
     if storage.data_dir.as_os_str().is_empty() {
         return Err("storage.data_dir must not be empty".to_owned());
     }
+    for (key, ms) in [
+        ("storage.idle_log_eviction_ms", storage.idle_log_eviction_ms),
+        ("storage.cold_retention_walk_ms", storage.cold_retention_walk_ms),
+    ] {
+        if ms != 0 && ms < 60_000 {
+            return Err(format!("{key} ({ms}) must be 0 (off) or at least 60000"));
+        }
+    }
     between("storage.consumer_offset_commit_interval_ms", storage.consumer_offset_commit_interval_ms, 10, 60_000)
 }
 

@@ -13,6 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use super::command::Command;
 use super::placement::Placement;
 use super::state::{apply, Outcome, State};
 use super::store::{Batch, Storage};
+use super::watch::MetastoreWatch;
 use super::Metastore;
 
 /// Brings a snapshot to the shards.
@@ -57,12 +59,13 @@ pub struct Applier {
     applied_index: Cell<u64>,
     stopped: RefCell<Option<Stopped>>,
     has_stopped: Notify,
+    watch: Arc<MetastoreWatch>,
 }
 
 impl Applier {
     /// Starts the applier's task on the runtime of the calling thread.
     pub fn start<S: Storage>(metastore: Metastore<S>, install: Rc<dyn Install>) -> Rc<Applier> {
-        let Metastore { store, state, placement } = metastore;
+        let Metastore { store, state, placement, watch } = metastore;
         let applier = Rc::new(Applier {
             queue: RefCell::default(),
             queued: Notify::new(),
@@ -70,7 +73,9 @@ impl Applier {
             applied_index: Cell::new(state.applied_index()),
             stopped: RefCell::default(),
             has_stopped: Notify::new(),
+            watch,
         });
+        applier.tell(&state);
         rt::spawn(Queue::Foreground, run(applier.clone(), store, state, placement, install));
         applier
     }
@@ -117,7 +122,13 @@ impl Applier {
         }
     }
 
+    fn tell(&self, state: &State) {
+        self.watch.topics.store(state.topics().len() as u64, Relaxed);
+        self.watch.applied_index.store(state.applied_index(), Relaxed);
+    }
+
     fn stop(&self, why: Stopped) {
+        self.watch.stopped.store(true, Relaxed);
         *self.stopped.borrow_mut() = Some(why);
         self.queue.borrow_mut().clear(); // their waiters learn that the outcome is unknown
         self.has_stopped.notify_all();
@@ -159,11 +170,12 @@ async fn run<S: Storage>(
             answers.push((entry.answer, applied.outcome));
         }
         let changed = !batch.changes.is_empty();
-        store = match commit(store, Arc::new(batch)).await {
+        store = match commit(store, Arc::new(batch), &applier.watch).await {
             Ok(store) => store,
             Err(stopped) => return applier.stop(stopped),
         };
         applier.applied_index.set(state.applied_index());
+        applier.tell(&state);
         if changed {
             placement.follow(&state);
             let snapshot = Arc::new(placement.snapshot(&state));
@@ -177,7 +189,7 @@ async fn run<S: Storage>(
 }
 
 /// Stores a batch off this thread. A refusing disk is asked again until [`RETRY_TOTAL`] is over (lesson N70).
-async fn commit<S: Storage>(mut store: S, batch: Arc<Batch>) -> Result<S, Stopped> {
+async fn commit<S: Storage>(mut store: S, batch: Arc<Batch>, watch: &MetastoreWatch) -> Result<S, Stopped> {
     let started = rt::now();
     let mut wait = RETRY_FIRST;
     loop {
@@ -188,7 +200,9 @@ async fn commit<S: Storage>(mut store: S, batch: Arc<Batch>) -> Result<S, Stoppe
         })
         .await;
         store = returned;
+        watch.stalled.store(result.is_err(), Relaxed);
         let Err(error) = result else { return Ok(store) };
+        watch.write_errors.fetch_add(1, Relaxed);
         if wait == RETRY_FIRST {
             tracing::warn!(index = batch.applied_index, error, "metastore: could not write raft entry; retrying");
         }

@@ -14,6 +14,7 @@ mod names;
 mod placement;
 mod state;
 mod store;
+mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use narad_shards::api::{MetaCommand, MetaReply, NewTopic};
+use narad_shards::api::{MetaCommand, MetaReply, NewTopic, TopicChange};
 use narad_shards::meta::{Incarnation, ShardId, Snapshot, TopicMeta};
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt;
@@ -33,6 +34,7 @@ pub use names::check_topic_name;
 pub use placement::Placement;
 pub use state::{apply, Applied, Change, Outcome, Refusal, State};
 pub use store::{Batch, Storage, Store, FORMAT};
+pub use watch::MetastoreWatch;
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {
@@ -75,6 +77,7 @@ pub struct Metastore<S> {
     pub store: S,
     pub state: State,
     pub placement: Placement,
+    pub watch: Arc<MetastoreWatch>,
 }
 
 impl Metastore<Store> {
@@ -89,7 +92,7 @@ impl<S: Storage> Metastore<S> {
     pub fn new(store: S, state: State, shards: ShardId) -> Metastore<S> {
         let mut placement = Placement::new(shards);
         placement.follow(&state);
-        Metastore { store, state, placement }
+        Metastore { store, state, placement, watch: Arc::default() }
     }
 
     /// The snapshot that every shard starts with.
@@ -132,6 +135,7 @@ impl Control {
         let reply = match command {
             MetaCommand::CreateTopic(topic) => self.create(topic).await,
             MetaCommand::DeleteTopic { name, incarnation } => self.delete(name, incarnation).await,
+            MetaCommand::AlterTopic { name, incarnation, change } => self.alter(name, incarnation, change).await,
             MetaCommand::ConfirmGone { name, incarnation } => self.confirm_gone(&name, incarnation).await,
         };
         reply.unwrap_or_else(|stopped| MetaReply::Unavailable(stopped.0))
@@ -162,6 +166,10 @@ impl Control {
         Ok(reply_to(self.log.propose(Command::DeleteTopic { name: Arc::from(name), incarnation }).await?))
     }
 
+    async fn alter(&self, name: String, incarnation: Incarnation, change: TopicChange) -> Result<MetaReply, Stopped> {
+        Ok(reply_to(self.log.propose(Command::AlterTopic { name: Arc::from(name), incarnation, change }).await?))
+    }
+
     /// On this answer records are discarded and directories removed: it comes from what is stored, never from a
     /// change that is still on its way to the disk.
     async fn confirm_gone(&self, name: &str, incarnation: Option<Incarnation>) -> Result<MetaReply, Stopped> {
@@ -180,12 +188,14 @@ fn reply_to(outcome: Outcome) -> MetaReply {
     match outcome {
         Outcome::Created(topic) => MetaReply::Created(topic),
         Outcome::Deleted(_) => MetaReply::Deleted,
+        Outcome::Altered(topic) => MetaReply::Altered(topic),
         Outcome::Refused(Refusal::Exists) => MetaReply::Exists,
         Outcome::Refused(Refusal::CaseCollision { existing }) => {
             MetaReply::CaseCollision { existing: existing.to_string() }
         }
         Outcome::Refused(Refusal::NotFound) => MetaReply::NotFound,
         Outcome::Refused(Refusal::Changed) => MetaReply::Changed,
+        Outcome::Refused(Refusal::NotMore { partitions }) => MetaReply::NotMore { partitions },
         // The HTTP layer has checked; this is the second lock on the door (lesson N75.3).
         Outcome::Refused(Refusal::Invalid(why)) => MetaReply::Unavailable(format!("refused: {why}")),
         Outcome::Refused(Refusal::IdTaken) => MetaReply::Unavailable("the drawn topic id is in use, retry".to_owned()),

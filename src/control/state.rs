@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use narad_shards::api::TopicChange;
 use narad_shards::meta::{Incarnation, TopicMeta};
 
 use super::command::Command;
@@ -29,6 +30,7 @@ pub enum Change {
 pub enum Outcome {
     Created(Arc<TopicMeta>),
     Deleted(Arc<TopicMeta>),
+    Altered(Arc<TopicMeta>),
     Refused(Refusal),
 }
 
@@ -42,6 +44,10 @@ pub enum Refusal {
     NotFound,
     /// The live topic is another incarnation than the one that was checked.
     Changed,
+    /// The topic has that many partitions already.
+    NotMore {
+        partitions: u32,
+    },
     /// The proposer drew an incarnation id that a live topic has.
     IdTaken,
     Invalid(String),
@@ -62,15 +68,46 @@ pub fn apply(state: &State, command: &Command) -> Applied {
                 Applied { outcome: Outcome::Created(topic.clone()), changes: vec![Change::PutTopic(topic.clone())] }
             }
         },
-        Command::DeleteTopic { name, incarnation } => match state.topics.get(name) {
-            None => refused(Refusal::NotFound),
-            Some(live) if live.incarnation != *incarnation => refused(Refusal::Changed),
-            Some(live) => Applied {
+        Command::DeleteTopic { name, incarnation } => match live(state, name, *incarnation) {
+            Err(refusal) => refused(refusal),
+            Ok(live) => Applied {
                 outcome: Outcome::Deleted(live.clone()),
                 changes: vec![Change::RemoveTopic(live.name.clone())],
             },
         },
+        Command::AlterTopic { name, incarnation, change } => {
+            match live(state, name, *incarnation).and_then(|live| alter(live, change)) {
+                Err(refusal) => refused(refusal),
+                Ok(topic) => {
+                    let topic = Arc::new(topic);
+                    Applied { outcome: Outcome::Altered(topic.clone()), changes: vec![Change::PutTopic(topic)] }
+                }
+            }
+        }
     }
+}
+
+fn live<'s>(state: &'s State, name: &str, incarnation: Incarnation) -> Result<&'s Arc<TopicMeta>, Refusal> {
+    let topic = state.topics.get(name).ok_or(Refusal::NotFound)?;
+    match topic.incarnation == incarnation {
+        true => Ok(topic),
+        false => Err(Refusal::Changed),
+    }
+}
+
+fn alter(live: &TopicMeta, change: &TopicChange) -> Result<TopicMeta, Refusal> {
+    let mut topic = live.clone();
+    if let Some(partitions) = change.partitions {
+        if partitions <= live.partitions {
+            return Err(Refusal::NotMore { partitions: live.partitions });
+        }
+        topic.partitions = partitions;
+    }
+    topic.retention_ms = change.retention_ms.unwrap_or(live.retention_ms);
+    topic.max_in_flight_per_partition = change.max_in_flight_per_partition.unwrap_or(live.max_in_flight_per_partition);
+    topic.max_acked_ahead_per_partition =
+        change.max_acked_ahead_per_partition.unwrap_or(live.max_acked_ahead_per_partition);
+    Ok(topic)
 }
 
 fn refused(refusal: Refusal) -> Applied {

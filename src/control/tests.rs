@@ -415,7 +415,7 @@ fn k14_effects_and_index_come_back_together_after_a_restart() {
 fn a_file_of_a_newer_release_is_refused_with_what_to_do() {
     let table: redb::TableDefinition<&str, u64> = redb::TableDefinition::new("fsm_meta");
     for (key, value, expected) in
-        [("format", FORMAT + 1, "format 2"), ("newest_command_type", Command::NEWEST_TYPE + 1, "command type 3")]
+        [("format", FORMAT + 1, "format 2"), ("newest_command_type", Command::NEWEST_TYPE + 1, "command type 4")]
     {
         let directory = Directory::new(key);
         let (mut store, _) = Store::open(&directory.0).unwrap();
@@ -473,4 +473,39 @@ fn a_store_whose_file_came_back_goes_on() {
     drop(store);
     let (_store, state) = Store::open(&directory.0).unwrap();
     assert_eq!((state.topics().len(), state.applied_index()), (2, 2));
+}
+
+#[test]
+fn lesson_n73_2_changes_of_different_fields_do_not_undo_each_other() {
+    sim::run(31, async {
+        let (control, installed) = start(&Shelf::default(), 2);
+        let topic = create(&control, "orders").await;
+        let alter = |change: TopicChange| {
+            let (control, name, incarnation) = (control.clone(), "orders".to_owned(), topic.incarnation);
+            rt::spawn(rt::Queue::Foreground, async move {
+                control.handle(MetaCommand::AlterTopic { name, incarnation, change }).await
+            })
+        };
+        let changes = [
+            TopicChange { retention_ms: Some(3_600_000), ..TopicChange::default() },
+            TopicChange { max_in_flight_per_partition: Some(5), ..TopicChange::default() },
+            TopicChange { partitions: Some(7), ..TopicChange::default() },
+        ];
+        for reply in rt::all(changes.map(alter).into_iter().collect()).await {
+            assert!(matches!(reply, MetaReply::Altered(_)), "{reply:?}");
+        }
+        let snapshot = control.snapshot();
+        let now = snapshot.topic("orders").expect("it exists");
+        let shown = (now.retention_ms, now.max_in_flight_per_partition, now.partitions, now.visibility_timeout_ms);
+        assert_eq!((shown, now.incarnation), ((3_600_000, 5, 7, 30_000), topic.incarnation));
+        assert_eq!(snapshot.placement[&topic.incarnation].len(), 7);
+        assert_eq!(installed.borrow().last().map(|shown| shown.version), Some(snapshot.version), "e23");
+
+        let less = TopicChange { partitions: Some(7), ..TopicChange::default() };
+        assert!(matches!(alter(less).await, MetaReply::NotMore { partitions: 7 }));
+        let other = MetaCommand::AlterTopic { name: "orders".into(), incarnation: Incarnation(1), change: changes[0] };
+        assert!(matches!(control.handle(other).await, MetaReply::Changed));
+        let other = MetaCommand::AlterTopic { name: "x".into(), incarnation: Incarnation(1), change: changes[0] };
+        assert!(matches!(control.handle(other).await, MetaReply::NotFound));
+    });
 }

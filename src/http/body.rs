@@ -79,10 +79,18 @@ impl BodyReader {
     /// The next piece, or `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, BodyFailure> {
         poll_fn(|cx| loop {
+            let woken = rt::is_woken();
             match Pin::new(&mut self.incoming).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) if data.is_empty() => {}
-                    Ok(data) => return Poll::Ready(Ok(Some(data))),
+                    Ok(data) => {
+                        // hyper wakes its task for each piece that is taken, to pass on the next one. Behind the last
+                        // there is none: without this, each produce would poll its whole connection once for nothing.
+                        if !woken && self.incoming.is_end_stream() {
+                            rt::forget_wake();
+                        }
+                        return Poll::Ready(Ok(Some(data)));
+                    }
                     Err(_trailers) => {}
                 },
                 Poll::Ready(Some(Err(cause))) => {

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::telemetry::NodeMetrics;
 use narad_shards::api::{
     ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
     SettleStatus,
@@ -93,4 +94,7 @@ pub trait Broker: 'static {
 
     /// The figures of all shards of this node that answer.
     fn metrics(&self) -> impl Future<Output = Vec<ShardMetrics>>;
+
+    /// The figures that no shard has.
+    fn node_metrics(&self) -> impl Future<Output = NodeMetrics>;
 }

@@ -17,6 +17,7 @@ use narad_shards::rt::{self, Instant, Sleep};
 
 use super::pipeline;
 use super::reply;
+use super::socket::Transport;
 use super::stream::{Conn, Watched};
 use super::{Broker, HttpContext};
 
@@ -33,7 +34,7 @@ const LINGER_BYTES_MAX: usize = 4 << 20;
 /// visibility timeout, so let it run to its end when the node goes on.
 pub async fn serve_connection<S, B>(stream: S, peer: IpAddr, ctx: Rc<HttpContext<B>>)
 where
-    S: Read + Write + Unpin,
+    S: Transport,
     B: Broker,
 {
     let state = Rc::new(Conn::new(peer));

@@ -10,7 +10,7 @@ use narad_shards::rt;
 
 use super::config::{CONSUME_BYTES_MAX, CONSUME_MAX, CONSUME_REPLY_BYTES_MAX};
 use super::limits::Kind;
-use super::message::{nack, write_message};
+use super::message::{nack, write_message, MESSAGE_OVERHEAD_BYTES};
 use super::metrics::{ConsumeOutcome, ConsumeTimer};
 use super::pipeline::Call;
 use super::produce::partition_number;
@@ -115,7 +115,9 @@ async fn queue<B: Broker>(
 async fn write_batch(deliveries: &[Delivery]) -> (Vec<u8>, usize) {
     const END: &[u8] = b"]}";
     let room = CONSUME_REPLY_BYTES_MAX - END.len() - b"\n".len();
-    let mut body = b"{\"messages\":[".to_vec();
+    let likely = deliveries.iter().map(|delivery| delivery.body.len() + MESSAGE_OVERHEAD_BYTES).sum::<usize>();
+    let mut body = Vec::with_capacity(likely.min(CONSUME_REPLY_BYTES_MAX));
+    body.extend_from_slice(b"{\"messages\":[");
     let (mut sent, mut slice_start) = (0, 0);
     for delivery in deliveries {
         let before = body.len();

@@ -34,7 +34,7 @@ pub(crate) fn readyz<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
 
 /// The figures of the whole node. Rendering thousands of series takes longer than a shard may be held.
 pub(crate) async fn metrics<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
-    let shards = call.ctx.broker.metrics().await;
+    let (shards, node) = (call.ctx.broker.metrics().await, call.ctx.broker.node_metrics().await);
     let http = call.ctx.node_metrics.clone();
     if call.ctx.settings.surface != Surface::Probes {
         http.iter().for_each(|metrics| metrics.retire_topics(|name| call.ctx.broker.topic(name).is_some()));
@@ -43,7 +43,8 @@ pub(crate) async fn metrics<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiE
     let text = rt::blocking(move || {
         let mut page = Exposition::new();
         telemetry::render_shards(&mut page, &shards, now_ms);
-        super::metrics::render(&mut page, &http);
+        telemetry::render_node(&mut page, &node, &shards);
+        super::metrics::render(&mut page, &http, &telemetry::storage_errors(&shards));
         telemetry::render_process(&mut page);
         page.finish()
     });

@@ -179,8 +179,7 @@ pub(crate) fn write_name(out: &mut Vec<u8>, name: &str) {
 
 /// Appends a decimal number.
 pub(crate) fn write_number(out: &mut Vec<u8>, number: u64) {
-    use std::io::Write;
-    write!(out, "{number}").expect("writing a number into memory cannot fail");
+    serde_json::to_writer(out, &number).expect("writing a number into memory cannot fail");
 }
 
 #[cfg(test)]

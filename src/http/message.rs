@@ -6,10 +6,13 @@ use narad_shards::api::{Delivery, Settle, SettleMode};
 
 use super::json::{is_json, write_name, write_number, write_string};
 
+/// What a message takes in an answer on top of key and payload, if nothing in it has to be escaped.
+pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 192;
+
 /// Appends one message as a JSON object; with a receipt handle unless it was read without a lease.
 pub(crate) fn write_message(out: &mut Vec<u8>, delivery: &Delivery) {
     let payload = delivery.payload();
-    out.reserve(payload.len() + 192);
+    out.reserve(delivery.body.len() + MESSAGE_OVERHEAD_BYTES);
     out.push(b'{');
     write_name(out, "topic");
     write_string(out, &delivery.topic);

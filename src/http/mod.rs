@@ -8,6 +8,7 @@
 //! Not here: listening and accepting, authentication (the pipeline marks its place), TLS (terminated in front).
 
 mod ack;
+mod alter;
 mod batch;
 mod body;
 mod broker;
@@ -31,13 +32,14 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod topics;
+mod unbuilt;
 
 pub use broker::{Broker, Health, Readiness, TopicNotFound};
 pub use config::{HttpSettings, Surface, TopicDefaults};
 pub use conn::serve_connection;
 pub use limits::{ConnectionSlot, NodeLimits};
 pub use metrics::HttpMetrics;
-pub use socket::Socket;
+pub use socket::{Socket, Transport};
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use super::query::Query;
 use super::reply::{self, ApiError, Reply, ReplyBody, CLIENT_LEFT, HEADER_GUARD};
 use super::route::{self, Found, Route};
 use super::stream::Conn;
-use super::{ack, consume, health, produce, topics, Broker, HttpContext};
+use super::{ack, alter, consume, health, produce, topics, unbuilt, Broker, HttpContext};
 
 const CLIENT: HeaderName = HeaderName::from_static("x-narad-client");
 
@@ -141,10 +141,15 @@ async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyR
         Route::ListTopics => topics::list(call),
         Route::GetTopic => topics::details(call, &topic).await,
         Route::DeleteTopic => topics::delete(call, &topic).await,
+        Route::AlterTopic => alter::alter(call, &topic, body).await,
+        Route::GetSchema => unbuilt::schema(call, &topic),
+        Route::ListChildren => unbuilt::children(call, &topic),
+        Route::Detach => unbuilt::detach(call, &topic),
+        Route::Attach => unbuilt::attach(call, &topic, body).await,
         Route::Healthz => health::healthz(call),
         Route::Readyz => health::readyz(call),
         Route::Metrics => health::metrics(call).await,
-        other => Err(ApiError::not_built(other.not_built())),
+        Route::ChildVerb | Route::Users | Route::Cluster | Route::Remotes => unbuilt::refuse(call, route, body).await,
     }
 }
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use super::reply::ApiError;
+use crate::config::duration_nanos;
 
 /// The raw query of a request. Pairs are looked for on demand; unknown ones are never decoded.
 #[derive(Clone, Copy)]
@@ -101,59 +102,12 @@ fn hex(digit: u8) -> Option<u8> {
     }
 }
 
-/// A Go duration that is not negative: `10s`, `1m30s`, `1.5h`, `0`. At most about 292 years, as in Go.
+/// A Go duration that is not negative: `10s`, `+1m30s`, `1.5h`, `0`, `-0s`.
 pub(crate) fn parse_duration(text: &[u8]) -> Option<Duration> {
-    let negative = text.first() == Some(&b'-');
-    let mut rest = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);
-    if rest == b"0" {
-        return Some(Duration::ZERO);
-    }
-    if rest.is_empty() {
-        return None;
-    }
-    let mut nanos: u128 = 0;
-    while !rest.is_empty() {
-        let (whole, after_whole) = digits(rest);
-        let (fraction, after_fraction) = match after_whole.strip_prefix(b".") {
-            Some(tail) => digits(tail),
-            None => (&b""[..], after_whole),
-        };
-        if whole.is_empty() && fraction.is_empty() {
-            return None;
-        }
-        let unit_end = after_fraction.iter().position(|b| *b == b'.' || b.is_ascii_digit());
-        let (unit, after_unit) = after_fraction.split_at(unit_end.unwrap_or(after_fraction.len()));
-        let scale: u128 = match unit {
-            b"ns" => 1,
-            b"us" | b"\xc2\xb5s" | b"\xce\xbcs" => 1_000,
-            b"ms" => 1_000_000,
-            b"s" => 1_000_000_000,
-            b"m" => 60_000_000_000,
-            b"h" => 3_600_000_000_000,
-            _ => return None,
-        };
-        let whole = if whole.is_empty() { 0 } else { number(whole)? };
-        nanos = nanos.checked_add(whole.checked_mul(scale)?)?;
-        if !fraction.is_empty() {
-            // More digits than the smallest unit can show do not matter.
-            let shown = &fraction[..fraction.len().min(18)];
-            nanos += number(shown)? * scale / 10u128.pow(shown.len() as u32);
-        }
-        if nanos > i64::MAX as u128 {
-            return None;
-        }
-        rest = after_unit;
-    }
-    let nanos = u64::try_from(nanos).ok()?;
-    (!negative || nanos == 0).then(|| Duration::from_nanos(nanos))
-}
-
-fn digits(text: &[u8]) -> (&[u8], &[u8]) {
-    text.split_at(text.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len()))
-}
-
-fn number(digits: &[u8]) -> Option<u128> {
-    std::str::from_utf8(digits).ok()?.parse::<u64>().ok().map(u128::from)
+    let text = std::str::from_utf8(text).ok()?;
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let nanos = if unsigned == "0" { 0 } else { duration_nanos(unsigned, false)? };
+    (!text.starts_with('-') || nanos == 0).then(|| Duration::from_nanos(nanos))
 }
 
 /// Writes a duration as Go does: `10s`, `1m30s`, `2h0m0s`, `1.5ms`.

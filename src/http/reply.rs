@@ -183,6 +183,14 @@ pub(crate) fn body_refusal(failure: BodyFailure, too_large: &'static str) -> Api
     }
 }
 
+/// The same on the routes whose bodies are refused with `400` for their size (§5).
+pub(crate) fn body_refusal_400(failure: BodyFailure, too_large: &'static str) -> ApiError {
+    match failure {
+        BodyFailure::TooLarge => ApiError::bad_request(too_large),
+        other => body_refusal(other, too_large),
+    }
+}
+
 impl From<ConsumeError> for ApiError {
     fn from(error: ConsumeError) -> ApiError {
         match error {

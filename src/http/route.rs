@@ -64,13 +64,10 @@ impl Route {
     ];
 
     /// What a route without a handler answers with `501`: what it is that this node does not have.
-    pub fn not_built(self) -> &'static str {
+    pub const fn not_built(self) -> &'static str {
         match self {
-            Route::AlterTopic => "altering topics is not available on this node yet",
             Route::GetSchema => "schemas are not available on this node yet",
-            Route::Attach | Route::ListChildren | Route::Detach => {
-                "fan-out children are not available on this node yet"
-            }
+            Route::Attach => "fan-out children are not available on this node yet",
             Route::ChildVerb => "remote children are not available on this node",
             Route::Users => "users are not available on this node yet",
             Route::Cluster => "cluster management is not available on this node yet",
@@ -137,23 +134,44 @@ const SEGMENTS_MAX: usize = 7;
 
 pub(crate) fn find<'p>(method: &Method, path: &'p str, surface: Surface) -> Found<'p> {
     let Some(path) = path.strip_prefix('/') else { return Found::Nothing };
-    let mut segments: [Cow<'p, [u8]>; SEGMENTS_MAX] = std::array::from_fn(|_| Cow::Borrowed(&[][..]));
+    let mut raw: [&[u8]; SEGMENTS_MAX] = [&[]; SEGMENTS_MAX];
     let mut count = 0;
-    for raw in path.split('/') {
+    for segment in path.as_bytes().split(|byte| *byte == b'/') {
         if count == SEGMENTS_MAX {
             return Found::Nothing;
         }
-        let Some(segment) = query::decode(raw.as_bytes(), false) else { return Found::Malformed };
-        // Neither a doubled nor a trailing slash is redirected: clients repeat no body on a redirect.
+        raw[count] = segment;
+        count += 1;
+    }
+    let raw = &raw[..count];
+    if !path.as_bytes().contains(&b'%') {
+        return look_up(method, raw, surface, || String::from_utf8_lossy(raw[2]));
+    }
+    let mut decoded = Vec::with_capacity(count);
+    for segment in raw {
+        let Some(segment) = query::decode(segment, false) else { return Found::Malformed };
         if segment.is_empty() {
             return Found::Nothing;
         }
-        segments[count] = segment;
-        count += 1;
+        decoded.push(segment);
     }
-    let refs: [&[u8]; SEGMENTS_MAX] = std::array::from_fn(|i| &*segments[i]);
+    let segments: Vec<&[u8]> = decoded.iter().map(|segment| &**segment).collect();
+    look_up(method, &segments, surface, || Cow::Owned(String::from_utf8_lossy(segments[2]).into_owned()))
+}
+
+/// `topic` gives the third of the segments, if there is one.
+fn look_up<'p>(
+    method: &Method,
+    segments: &[&[u8]],
+    surface: Surface,
+    topic: impl FnOnce() -> Cow<'p, str>,
+) -> Found<'p> {
+    // Neither a doubled nor a trailing slash is redirected: clients repeat no body on a redirect.
+    if segments.iter().any(|segment| segment.is_empty()) {
+        return Found::Nothing;
+    }
     let api = matches!(surface, Surface::Api { .. });
-    let found = match &refs[..count] {
+    let found = match segments {
         [b"healthz"] => &HEALTHZ,
         [b"readyz"] => &READYZ,
         [b"metrics"] if surface != (Surface::Api { metrics: false }) => &METRICS,
@@ -187,10 +205,7 @@ pub(crate) fn find<'p>(method: &Method, path: &'p str, surface: Surface) -> Foun
     let Some((_, route)) = found.routes.iter().find(|(wanted, _)| served(wanted)) else {
         return Found::OtherMethods { allow: found.allow };
     };
-    let topic = match std::mem::take(&mut segments[2]) {
-        Cow::Borrowed(bytes) => String::from_utf8_lossy(bytes),
-        Cow::Owned(bytes) => Cow::Owned(String::from_utf8_lossy(&bytes).into_owned()),
-    };
+    let topic = if segments.len() > 2 { topic() } else { Cow::Borrowed("") };
     Found::Route { route: *route, topic }
 }
 

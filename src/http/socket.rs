@@ -7,6 +7,15 @@ use std::task::{ready, Context, Poll};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use narad_shards::io::Stream;
 
+/// What carries a connection's bytes.
+pub trait Transport: Read + Write + Unpin {
+    /// As `poll_flush`, for bytes that nobody has to know the end of: the transport may still be sending the last few
+    /// when it says that it is done. An error comes with a later call.
+    fn poll_hand_over(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flush(cx)
+    }
+}
+
 pub struct Socket {
     stream: Stream,
 }
@@ -66,5 +75,11 @@ impl Write for Socket {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream.poll_shutdown(cx)
+    }
+}
+
+impl Transport for Socket {
+    fn poll_hand_over(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_hand_over(cx)
     }
 }

@@ -17,6 +17,7 @@ use narad_shards::rt::{self, Instant};
 
 use super::config::HttpSettings;
 use super::limits::InFlight;
+use super::socket::Transport;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -170,7 +171,7 @@ impl<S: Read + Unpin> Read for Watched<S> {
     }
 }
 
-impl<S: Write + Unpin> Write for Watched<S> {
+impl<S: Transport> Write for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if self.conn.holds_back(bytes) {
             return Poll::Ready(Ok(bytes.len()));
@@ -194,7 +195,10 @@ impl<S: Write + Unpin> Write for Watched<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        // An answer without leases is not waited for: a connection that fails now is found out by its next read.
+        let leases = self.conn.leases.borrow().is_some();
+        let stream = Pin::new(&mut self.stream);
+        ready!(if leases { stream.poll_flush(cx) } else { stream.poll_hand_over(cx) })?;
         self.conn.on_flushed();
         Poll::Ready(Ok(()))
     }

@@ -1,6 +1,6 @@
 //! Topic routes: create, list, details, delete (http-api.md §9, §10).
 //!
-//! Schemas, fan-out and altering come with their mechanisms; until then a create that asks for a schema or a parent
+//! Schemas and fan-out come with their mechanisms; until then a create that asks for a schema or a parent
 //! is refused with `501` after its fields were checked, rather than made without them.
 
 use std::sync::Arc;
@@ -21,10 +21,13 @@ use super::json::{self, write_name, write_number, write_string, Fields};
 use super::pipeline::Call;
 use super::query::unsigned;
 use super::reply::{self, ApiError, Reply, PARTITION_OUT_OF_RANGE};
+use super::route::Route;
 use super::Broker;
 use crate::control::check_topic_name;
 
-const CHANGED: &str = "topic changed since it was read";
+/// What is said of a schema until there are any.
+pub(super) const SCHEMAS_NOT_BUILT: &str = Route::GetSchema.not_built();
+pub(super) const CHANGED: &str = "topic changed since it was read";
 
 pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader) -> Result<Reply, ApiError> {
     let body = body.read_all(JSON_BYTES_MAX).await;
@@ -32,12 +35,7 @@ pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader)
     let topic = json::parse::<CreateTopic<'_>>(&body)?.check(&call.ctx.topic_defaults)?;
     let name = topic.name.clone();
     match call.ctx.broker.change(MetaCommand::CreateTopic(topic)).await {
-        MetaReply::Created(meta) => {
-            let mut out = b"{".to_vec();
-            write_topic(&mut out, &meta, None);
-            out.push(b'}');
-            Ok(reply::json(StatusCode::CREATED, out))
-        }
+        MetaReply::Created(meta) => Ok(topic_reply(StatusCode::CREATED, &meta, None)),
         MetaReply::Exists => Err(conflict(format!("topic \"{name}\" already exists"))),
         MetaReply::CaseCollision { existing } => Err(conflict(format!(
             "topic name \"{name}\" differs only in letter case from existing topic \"{existing}\""
@@ -121,11 +119,11 @@ pub(crate) async fn delete<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result
     Err(conflict(CHANGED))
 }
 
-fn conflict(text: impl Into<std::borrow::Cow<'static, str>>) -> ApiError {
+pub(super) fn conflict(text: impl Into<std::borrow::Cow<'static, str>>) -> ApiError {
     ApiError::new(StatusCode::CONFLICT, text)
 }
 
-fn meta_refusal(operation: &'static str, reply: MetaReply) -> ApiError {
+pub(super) fn meta_refusal(operation: &'static str, reply: MetaReply) -> ApiError {
     match reply {
         MetaReply::Unavailable(cause) => {
             tracing::warn!(op = operation, err = %cause, "metadata change refused; nothing is known to have changed");
@@ -138,6 +136,13 @@ fn meta_refusal(operation: &'static str, reply: MetaReply) -> ApiError {
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("{operation} failed"))
         }
     }
+}
+
+pub(super) fn topic_reply(status: StatusCode, meta: &Arc<TopicMeta>, role: Option<&str>) -> Reply {
+    let mut out = b"{".to_vec();
+    write_topic(&mut out, meta, role);
+    out.push(b'}');
+    reply::json(status, out)
 }
 
 /// Appends the members of a Topic object (§9.1), without its braces.
@@ -234,35 +239,19 @@ impl CreateTopic<'_> {
         check_topic_name(&name).map_err(ApiError::bad_request)?;
         let partitions = match at_least_0("partitions", self.partitions)?.unwrap_or(0) {
             0 => defaults.partitions,
-            number => u32::try_from(number)
-                .ok()
-                .filter(|number| (PARTITIONS_MIN..=defaults.partitions_max).contains(number))
-                .ok_or_else(|| {
-                    ApiError::bad_request(format!(
-                        "partitions must be between {PARTITIONS_MIN} and {}",
-                        defaults.partitions_max
-                    ))
-                })?,
+            number => partitions_in_range(number, defaults)?,
         };
-        let retention_ms = match at_least_0("retention_ms", self.retention_ms)? {
-            None => defaults.retention_ms,
-            Some(1..RETENTION_MS_MIN) => {
-                let text = format!("retention_ms must be 0 (forever) or at least {RETENTION_MS_MIN}");
-                return Err(ApiError::bad_request(text));
-            }
-            Some(retention_ms) => retention_ms,
-        };
+        let retention_ms = retention(self.retention_ms)?.unwrap_or(defaults.retention_ms);
         let visibility_timeout_ms = match at_least_0("visibility_timeout_ms", self.visibility_timeout_ms)? {
             None | Some(0) => defaults.visibility_timeout_ms,
             Some(timeout_ms) => timeout_ms,
         };
+        let (in_flight, acked_ahead) = (defaults.max_in_flight_per_partition, defaults.max_acked_ahead_per_partition);
         let max_in_flight_per_partition =
-            cap("max_in_flight_per_partition", self.max_in_flight_per_partition, defaults.max_in_flight_per_partition)?;
-        let max_acked_ahead_per_partition = cap(
-            "max_acked_ahead_per_partition",
-            self.max_acked_ahead_per_partition,
-            defaults.max_acked_ahead_per_partition,
-        )?;
+            cap("max_in_flight_per_partition", self.max_in_flight_per_partition, in_flight)?.unwrap_or(in_flight);
+        let max_acked_ahead_per_partition =
+            cap("max_acked_ahead_per_partition", self.max_acked_ahead_per_partition, acked_ahead)?
+                .unwrap_or(acked_ahead);
         let delay_ms = at_least_0("fanout_delay_ms", self.fanout_delay_ms)?.unwrap_or(0);
         if delay_ms > FANOUT_DELAY_MS_MAX {
             return Err(ApiError::bad_request(format!("fanout_delay_ms must be at most {FANOUT_DELAY_MS_MAX}")));
@@ -275,10 +264,10 @@ impl CreateTopic<'_> {
             return Err(ApiError::bad_request("a topic cannot be its own parent"));
         }
         if let Some(schema) = self.schema {
-            if !schema.get().starts_with('{') && schema.get() != "true" {
+            if !is_schema(schema) {
                 return Err(ApiError::bad_request("schema must be a JSON object or true"));
             }
-            return Err(ApiError::not_built("schemas are not available on this node yet"));
+            return Err(ApiError::not_built(SCHEMAS_NOT_BUILT));
         }
         if parent.is_some() {
             return Err(ApiError::not_built("fan-out children are not available on this node yet"));
@@ -295,14 +284,38 @@ impl CreateTopic<'_> {
     }
 }
 
-fn at_least_0(name: &str, number: Option<i64>) -> Result<Option<u64>, ApiError> {
+pub(super) fn is_schema(schema: &RawValue) -> bool {
+    schema.get().starts_with('{') || schema.get() == "true"
+}
+
+pub(super) fn partitions_in_range(number: u64, defaults: &TopicDefaults) -> Result<u32, ApiError> {
+    let max = defaults.partitions_max;
+    let number = u32::try_from(number).ok().filter(|number| (PARTITIONS_MIN..=max).contains(number));
+    number.ok_or_else(|| ApiError::bad_request(format!("partitions must be between {PARTITIONS_MIN} and {max}")))
+}
+
+pub(super) fn retention(number: Option<i64>) -> Result<Option<u64>, ApiError> {
+    match at_least_0("retention_ms", number)? {
+        Some(1..RETENTION_MS_MIN) => {
+            let text = format!("retention_ms must be 0 (forever) or at least {RETENTION_MS_MIN}");
+            Err(ApiError::bad_request(text))
+        }
+        retention_ms => Ok(retention_ms),
+    }
+}
+
+pub(super) fn at_least_0(name: &str, number: Option<i64>) -> Result<Option<u64>, ApiError> {
     let refused = || ApiError::bad_request(format!("{name} must not be negative"));
     number.map(|number| u64::try_from(number).map_err(|_| refused())).transpose()
 }
 
-fn cap(name: &str, number: Option<i64>, default: u32) -> Result<u32, ApiError> {
-    match at_least_0(name, number)?.unwrap_or(0) {
-        0 => Ok(default),
-        number => u32::try_from(number).map_err(|_| ApiError::bad_request(format!("{name} is too large"))),
+/// `0` is the default; absent is `None`.
+pub(super) fn cap(name: &str, number: Option<i64>, default: u32) -> Result<Option<u32>, ApiError> {
+    match at_least_0(name, number)? {
+        None => Ok(None),
+        Some(0) => Ok(Some(default)),
+        Some(number) => {
+            u32::try_from(number).map(Some).map_err(|_| ApiError::bad_request(format!("{name} is too large")))
+        }
     }
 }

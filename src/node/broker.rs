@@ -19,12 +19,15 @@ use narad_shards::queue::Consumer;
 use narad_shards::rt;
 use narad_shards::shard::Shard;
 
+use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
+use crate::telemetry::NodeMetrics;
 
 /// What every thread of the node may look at: flags and a count, off the path of a request (E24).
 #[derive(Debug, Default)]
 pub struct NodeState {
     pub shards: ShardId,
+    pub figures: NodeFigures,
     pub opened: AtomicU16,
     pub stopping: AtomicBool,
 }
@@ -148,6 +151,10 @@ impl Broker for ShardBroker {
     async fn metrics(&self) -> Vec<ShardMetrics> {
         metrics_of(&self.state, &**self.shard.carrier()).await
     }
+
+    async fn node_metrics(&self) -> NodeMetrics {
+        figures::gather(&self.state).await
+    }
 }
 
 /// What the metrics listener serves: it has no shard, so that load on the shards cannot fail a probe (lesson N51).
@@ -212,5 +219,9 @@ impl Broker for ProbeBroker {
             Some(carrier) => metrics_of(&self.state, &**carrier).await,
             None => Vec::new(),
         }
+    }
+
+    async fn node_metrics(&self) -> NodeMetrics {
+        figures::gather(&self.state).await
     }
 }

@@ -1,5 +1,6 @@
 //! What the control groups of this process leave it: CPUs, CPU time and memory (lessons P4, M5, N56). Versions 1 and 2,
-//! pure or mixed. The parsers take text; [`Cgroups::of_this_process`] reads it.
+//! pure or mixed. Memory goes by the limit, never by what is in use: that counts page cache, which is no sign of want
+//! (lesson M6). The parsers take text; [`Cgroups::of_this_process`] reads it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

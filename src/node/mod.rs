@@ -6,6 +6,7 @@ mod broker;
 mod cgroup;
 mod control_thread;
 mod data_dir;
+mod figures;
 mod filesystem;
 pub(crate) mod fuzz;
 mod lock;

@@ -14,6 +14,7 @@ use signal_hook::iterator::Signals;
 
 use super::broker::NodeState;
 use super::control_thread::{self, ControlPlan};
+use super::figures::NodeFigures;
 use super::shard_thread::{self, ShardPlan};
 use super::Prepared;
 use crate::config::Config;
@@ -34,6 +35,8 @@ pub struct Common {
     pub metrics_addr: Option<SocketAddr>,
     pub data_root: PathBuf,
     pub direct: bool,
+    /// Limit of open files.
+    pub descriptors: u64,
     pub started: Instant,
 }
 
@@ -54,6 +57,12 @@ impl Common {
         }
     }
 
+    /// What one shard may take of the open files: a part of the limit, at most `max` on all shards together.
+    pub fn share_of_descriptors(&self, part: u64, max: u64) -> usize {
+        let share = (self.descriptors / part).min(max) / u64::from(self.state.shards.max(1));
+        usize::try_from(share).unwrap_or(usize::MAX).max(8)
+    }
+
     pub fn topic_defaults(&self) -> TopicDefaults {
         let topic = &self.config.topic;
         TopicDefaults {
@@ -67,22 +76,23 @@ impl Common {
     }
 }
 
-/// What a thread of the node tells the main thread when it ends.
+/// What a thread of the node, by its name for people, tells the main thread when it ends.
 pub type Ended = (String, Result<(), String>);
 
-/// Starts a thread that runs `body` and reports its end, also when it panics.
+/// Starts a thread that runs `body` and reports its end, also when it panics. `who` is its name for people.
 fn spawn(
     name: String,
+    who: String,
     ended: &mpsc::Sender<Ended>,
     body: impl FnOnce() -> Result<(), String> + Send + 'static,
 ) -> Result<(), String> {
-    let (ended, thread) = (ended.clone(), name.clone());
+    let ended = ended.clone();
     std::thread::Builder::new()
         .name(name.clone())
         .spawn(move || {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body))
                 .unwrap_or_else(|panic| Err(narad_shards::rt::panic_text(&*panic)));
-            let _ = ended.send((thread, result)); // nobody listens once the process is on its way out
+            let _ = ended.send((who, result)); // nobody listens once the process is on its way out
         })
         .map(drop)
         .map_err(|error| format!("cannot start thread {name}: {error}"))
@@ -101,7 +111,11 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let limits =
         NodeLimits::new(u32::try_from(http.max_connections).unwrap_or(u32::MAX), http.max_batch_body_bytes_in_flight);
     let common = Arc::new(Common {
-        state: Arc::new(NodeState { shards, ..NodeState::default() }),
+        state: Arc::new(NodeState {
+            shards,
+            figures: NodeFigures::new(data.root.clone(), metastore.watch.clone()),
+            ..NodeState::default()
+        }),
         node_id: identity.node_id.clone(),
         limits: Arc::new(limits),
         http_metrics,
@@ -109,6 +123,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         metrics_addr: prepared.metrics_addr,
         data_root: data.root.clone(),
         direct: file_system.direct,
+        descriptors: prepared.limits.descriptors,
         started,
         config,
     });
@@ -140,14 +155,16 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
             lock: held,
         };
         let common = common.clone();
-        spawn(format!("narad-shard-{id}"), &ended, move || shard_thread::run(common, plan, endpoint, options))?;
+        spawn(format!("narad-shard-{id}"), format!("shard {id}"), &ended, move || {
+            shard_thread::run(common, plan, endpoint, options)
+        })?;
         threads += 1;
     }
     let mut options = Options::new("control");
     options.cpu = cpus.control.map(|cpu| cpu as usize);
     let plan = ControlPlan { metastore, stopping };
     let for_control = common.clone();
-    spawn("narad-control".to_owned(), &ended, move || {
+    spawn("narad-control".to_owned(), "the control thread".to_owned(), &ended, move || {
         control_thread::run(for_control, plan, control_endpoint, options)
     })?;
     threads += 1;

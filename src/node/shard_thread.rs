@@ -13,7 +13,7 @@ use narad_shards::peer::{Carrier, Reply, Request};
 use narad_shards::queue::CommitterOptions;
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use narad_shards::rt::{self, sync::Notify};
-use narad_shards::shard::{Shard, ShardOptions};
+use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::spsc::{Endpoint, Handler};
 
 use super::broker::ShardBroker;
@@ -116,8 +116,9 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         log: LogOptions { codec: codec(&common.config.storage), ..LogOptions::default() },
         positions: CommitterOptions {
             interval: Duration::from_millis(common.config.storage.consumer_offset_commit_interval_ms),
-            ..CommitterOptions::default()
+            handles_max: common.share_of_descriptors(4, 4096),
         },
+        retention: retention(&common),
         disk_reserve_bytes: (2 * WAL_SEGMENT_BYTES * u64::from(common.state.shards)).max(DISK_RESERVE_BYTES_MIN),
         adopt: plan.adopt,
     };
@@ -146,11 +147,26 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     let listener = handle.listen(common.http_addr).map_err(|error| error.to_string())?;
     *slot.serving.borrow_mut() = Some(Serving::start(listener, Rc::new(context)));
     if id == 0 {
-        tracing::info!(addr = %common.http_addr, took_ms = common.started.elapsed().as_millis() as u64, "http listening");
+        let took_ms = common.started.elapsed().as_millis() as u64;
+        common.state.figures.boot_ms.store(took_ms.max(1), Ordering::Relaxed);
+        tracing::info!(addr = %common.http_addr, took_ms, "http listening");
     }
     slot.finished.notified().await;
     rt::sleep(LAST_REPLY).await;
     Ok(())
+}
+
+/// From here on the names of the settings are those of operations.md §3.3; `0` means off.
+fn retention(common: &Common) -> RetentionOptions {
+    let storage = &common.config.storage;
+    let unless_off = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
+    RetentionOptions {
+        idle_after: unless_off(storage.idle_log_eviction_ms),
+        cold_interval: unless_off(storage.cold_retention_walk_ms),
+        // Up to three descriptors each.
+        open_logs_max: common.share_of_descriptors(8, 100_000),
+        ..RetentionOptions::default()
+    }
 }
 
 fn codec(storage: &config::Storage) -> Codec {

@@ -13,7 +13,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::config::{LogFormat, LogLevel};
+use crate::config::{format_time, LogFormat, LogLevel};
 
 /// Sends every event of the process from `level` up to standard error. Once per process; a second call is an error.
 pub fn install_logging(level: LogLevel, format: LogFormat) -> Result<(), String> {
@@ -126,21 +126,8 @@ impl Visit for Fields {
 
 /// RFC 3339 in UTC, with microseconds.
 fn timestamp(micros: u128) -> String {
-    let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
-    let (days, second) = ((seconds / 86_400) as i64, seconds % 86_400);
-    // Days since the epoch into a date of the proleptic Gregorian calendar, counted from 1 March of the year 0, so
-    // that the leap day is the last one of its year.
-    let shifted = days + 719_468;
-    let era = shifted.div_euclid(146_097);
-    let day_of_era = shifted.rem_euclid(146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
+    let seconds = u64::try_from(micros / 1_000_000).unwrap_or(u64::MAX);
+    format!("{}.{:06}Z", format_time(seconds), micros % 1_000_000)
 }
 
 #[cfg(test)]

@@ -6,11 +6,13 @@
 mod counter;
 mod exposition;
 mod logging;
+mod node;
 mod process;
 mod shards;
 
 pub use counter::{Counter, DurationHistogram};
 pub use exposition::{Exposition, Kind};
 pub use logging::install_logging;
+pub use node::{render_node, NodeMetrics};
 pub use process::render_process;
-pub use shards::render_shards;
+pub use shards::{render_shards, storage_errors};

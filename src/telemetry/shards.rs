@@ -63,21 +63,7 @@ fn add(sum: &mut PartitionMetrics, more: &PartitionMetrics) {
     sum.size_bytes = sum.size_bytes.max(more.size_bytes);
     sum.segments = sum.segments.max(more.segments);
     sum.oldest_unsettled_ms = sum.oldest_unsettled_ms.max(more.oldest_unsettled_ms);
-    let (sum, more) = (&mut sum.log, &more.log);
-    sum.commits += more.commits;
-    sum.commits_failed += more.commits_failed;
-    sum.written_bytes += more.written_bytes;
-    sum.read_back_mismatches += more.read_back_mismatches;
-    sum.damage_found += more.damage_found;
-    match (&mut sum.latencies, &more.latencies) {
-        (Some(sum), Some(more)) => {
-            let added = sum.durable_write_us.add(&more.durable_write_us);
-            let added = added.and(sum.read_back_us.add(&more.read_back_us));
-            debug_assert!(added.is_ok(), "histograms that resize take every value");
-        }
-        (sum @ None, Some(more)) => *sum = Some(more.clone()),
-        (_, None) => {}
-    }
+    sum.log.add(&more.log);
 }
 
 type Partitions<'a> = BTreeMap<(&'a str, u32), PartitionMetrics>;
@@ -136,6 +122,33 @@ fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
             }
         }
     }
+    page.family("narad_storage_retention_run_duration_seconds", Kind::Histogram, "One pass of retention over a log.");
+    for ((topic, partition), figures) in partitions {
+        if let Some(passes) = &figures.log.retention_us {
+            page.recorded(&[("topic", topic), ("partition", partition)], &DEVICE_SECONDS, passes, MICROS);
+        }
+    }
+    let boundary_help = "Writing the file that states the exact end of a closed log.";
+    page.family("narad_storage_high_watermark_persist_duration_seconds", Kind::Histogram, boundary_help);
+    for ((topic, partition), figures) in partitions {
+        let outcomes = figures.log.boundary_us.iter().flat_map(|both| ["ok", "error"].into_iter().zip(both.iter()));
+        for (outcome, times) in outcomes.filter(|(_, times)| !times.is_empty()) {
+            let labels: [(&str, &dyn Display); 3] = [("topic", topic), ("partition", partition), ("outcome", &outcome)];
+            page.recorded(&labels, &DEVICE_SECONDS, times, MICROS);
+        }
+    }
+    type Removed = fn(&LogMetrics) -> u64;
+    let removed: [(&'static str, &'static str, Removed); 2] = [
+        ("narad_storage_retention_bytes_deleted_total", "Bytes that retention removed.", |l| l.retention_bytes),
+        ("narad_storage_retention_messages_deleted_total", "Messages that retention removed.", |l| l.retention_records),
+    ];
+    for (name, help, value) in removed {
+        page.family(name, Kind::Counter, help);
+        for ((topic, partition), figures) in partitions {
+            let labels: [(&str, &dyn Display); 3] = [("topic", topic), ("partition", partition), ("reason", &"age")];
+            page.sample(&labels, value(&figures.log));
+        }
+    }
     let mut family = |name, help, value: fn(&LogMetrics) -> u64| {
         page.family(name, Kind::Counter, help);
         for ((topic, partition), figures) in partitions {
@@ -151,6 +164,20 @@ fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
     family("narad_storage_damage_found_total", "Places where synced records cannot be read any more.", |l| {
         l.damage_found
     });
+    let poisoned_help = "1 once a write has failed: the log takes no commits until a restart. The error log names it.";
+    page.family("narad_storage_log_poisoned", Kind::Gauge, poisoned_help);
+    for ((topic, partition), figures) in partitions {
+        page.sample(&[("topic", topic), ("partition", partition)], u8::from(figures.log.poisoned));
+    }
+}
+
+/// Kinds of `narad_errors_total{component="storage"}`.
+pub fn storage_errors(shards: &[ShardMetrics]) -> [(&'static str, u64); 2] {
+    let logs = || shards.iter().flat_map(|shard| shard.partitions.values()).map(|partition| &partition.log);
+    [
+        ("fsync_poisoned", logs().map(|log| log.poisonings).sum()),
+        ("retention_unlink", logs().map(|log| log.retention_unlinks_failed).sum()),
+    ]
 }
 
 fn render_topics(page: &mut Exposition, partitions: &Partitions<'_>) {

@@ -134,7 +134,7 @@ impl OtherFile for InstantFile {
         done(Ok(()))
     }
 
-    fn len(&self) -> Call<'_, u64> {
+    fn len_bytes(&self) -> Call<'_, u64> {
         done(Ok(self.bytes.get()))
     }
 
@@ -228,7 +228,7 @@ impl OtherFile for EchoFile {
         Box::pin(self.real.sync_data())
     }
 
-    fn len(&self) -> Call<'_, u64> {
+    fn len_bytes(&self) -> Call<'_, u64> {
         Box::pin(self.real.len())
     }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use narad_shards::io::Slice;
+use narad_shards::io::{FillBudget, Slice};
 use narad_shards::log::LogShared;
 use narad_shards::meta::Incarnation;
 use narad_shards::rt;
@@ -44,7 +44,7 @@ pub fn directory(narad: &Path, data: &Path, cpu: usize, kind: &Kind, payload: us
         Kind::Logs { partitions, bytes } => {
             cores::join(cores::start("prepare", cpu, Duration::ZERO, move |handle| async move {
                 let disk = handle.disk(&root, true)?;
-                let shared = LogShared::new(1 << 20);
+                let shared = LogShared::new(1 << 20, FillBudget::of_shard(1));
                 let body = Slice::copy_from(&vec![0x61; payload]);
                 for partition in 0..partitions {
                     let dir = root.join("topics").join(TOPIC).join(format!("p{partition:05}"));

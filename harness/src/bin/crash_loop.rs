@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use argh::FromArgs;
 use narad_harness::client::{Client, Response};
-use narad_harness::ledger::{payload, Ledger, Outcome, Verdict, Windows};
+use narad_harness::ledger::{payload, Ledger, Outcome, Verdict};
 use narad_harness::process::Broker;
 use narad_harness::random::Random;
 
@@ -20,8 +20,7 @@ const TOPIC: &str = "crash-loop";
 const VISIBILITY_MS: u64 = 4_000;
 /// Producers wait while more messages than this have not come back: consumers that never catch up prove little.
 const OWED_MAX: usize = 20_000;
-/// D16 allows about one write tick (100 ms); the rest is scheduling on a busy machine.
-const WINDOWS: Windows = Windows { acks_before_kill_ms: 400, visibility_ms: VISIBILITY_MS };
+const UNWRITTEN: &str = "narad_consumer_position_unwritten_seconds";
 
 /// Kill -9 a broker under load for a number of rounds and check the delivery contract.
 #[derive(FromArgs)]
@@ -176,7 +175,8 @@ fn consume(run: &Run, mut random: Random, batch: bool) {
             ledger.violations.push(format!("a delivery could not be read: {}", answer.text()));
         }
         for one in &delivered {
-            ledger.delivered(&one.data, one.place, asked, arrived, round, WINDOWS);
+            let visibility = Duration::from_millis(VISIBILITY_MS);
+            ledger.delivered(&one.data, one.place, asked, arrived, round, visibility);
         }
         drop(ledger);
         settle(run, client, &delivered, &mut random);
@@ -264,10 +264,11 @@ fn rounds(arguments: &Arguments, run: &Arc<Run>, data: &std::path::Path, random:
             break;
         }
         thread::sleep(Duration::from_millis(random.range(20, arguments.round_ms_max)));
+        let (asked, unwritten) = oldest_unwritten(&broker)?;
         run.set_address(None);
         broker.kill()?;
         let mut ledger = run.ledger();
-        ledger.killed(Instant::now());
+        ledger.killed(Instant::now(), asked, unwritten);
         run.owed.store(ledger.missing_count(), Ordering::Relaxed);
     }
     for worker in spawned {
@@ -276,6 +277,18 @@ fn rounds(arguments: &Arguments, run: &Arc<Run>, data: &std::path::Path, random:
         }
     }
     Ok(())
+}
+
+/// How old the oldest ack is that a kill would take back (D16), by the broker's own word, and when it was asked.
+fn oldest_unwritten(broker: &Broker) -> io::Result<(Instant, Duration)> {
+    let asked = Instant::now();
+    let page = broker.client().get("/metrics")?.text();
+    let values = page.lines().filter(|line| line.starts_with(UNWRITTEN)).filter_map(|line| line.rsplit(' ').next());
+    let seconds: Vec<f64> = values.filter_map(|value| value.parse().ok()).collect();
+    match seconds.iter().copied().reduce(f64::max) {
+        Some(oldest) => Ok((asked, Duration::from_secs_f64(oldest))),
+        None => Err(io::Error::other(format!("the broker does not export {UNWRITTEN}"))),
+    }
 }
 
 /// Waits until every accepted message has come back, or for 30 s none has; and a visibility timeout more for what was
@@ -327,6 +340,7 @@ fn main() -> ExitCode {
     }
     let verdict = ledger.judge();
     println!("{verdict:#?}");
+    println!("longest wait of an ack for the page cache, as seen before a kill: {:?}", ledger.longest_unwritten());
     // A run in which nothing happened proves nothing.
     let floor = u64::from(arguments.rounds) * 20;
     if verdict.accepted < floor || verdict.acked < floor / 2 {

@@ -5,6 +5,8 @@
 //! outlives any future that is dropped (lesson U7).
 
 use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -27,24 +29,121 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     fn new(bytes: usize, registered: Option<u16>) -> Memory {
-        let bytes = bytes.max(1).next_multiple_of(ALIGNMENT);
-        let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("sizes are bounded far below isize::MAX");
-        // SAFETY: the layout has a non-zero size.
-        let pointer = unsafe { alloc_zeroed(layout) };
-        let Some(pointer) = NonNull::new(pointer) else { handle_alloc_error(layout) };
-        Memory { pointer, bytes, registered }
+        let block = Block::zeroed(bytes.max(1).next_multiple_of(ALIGNMENT));
+        Memory { pointer: block.pointer, bytes: block.bytes, registered }
+    }
+
+    /// At least `bytes`, as somebody left them on the shelf of this thread; new and zeroed when nothing lies there.
+    fn reused(bytes: usize) -> Memory {
+        let bytes = Shelf::size_class(bytes);
+        let kept = SHELF.try_with(|shelf| shelf.borrow_mut().take(bytes)).ok().flatten();
+        let block = kept.unwrap_or_else(|| Block::zeroed(bytes));
+        Memory { pointer: block.pointer, bytes: block.bytes, registered: None }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let layout = Layout::from_size_align(self.bytes, ALIGNMENT).expect("the layout it was made with");
-        // SAFETY: allocated in `new` with the same layout; the last reference is gone.
-        unsafe { dealloc(self.pointer.as_ptr(), layout) };
+        let block = Block { pointer: self.pointer, bytes: self.bytes };
+        // There is no shelf any more when the thread is ending.
+        let refused = SHELF.try_with(|shelf| shelf.borrow_mut().put(block)).unwrap_or(Some(block));
+        if let Some(block) = refused {
+            // SAFETY: the last reference is gone, and the shelf did not take it.
+            unsafe { block.free() };
+        }
     }
 }
 
-/// An exclusively writable range of an aligned allocation. New memory is zeroed.
+/// An allocation that nobody refers to. Its bytes are initialised: zeroed when it was made, and only ever written since.
+#[derive(Clone, Copy)]
+struct Block {
+    pointer: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Block {
+    /// `bytes`: a multiple of [`ALIGNMENT`], not 0.
+    fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes, ALIGNMENT).expect("sizes are bounded far below isize::MAX")
+    }
+
+    fn zeroed(bytes: usize) -> Block {
+        let layout = Block::layout(bytes);
+        // SAFETY: the layout has a non-zero size.
+        let pointer = unsafe { alloc_zeroed(layout) };
+        let Some(pointer) = NonNull::new(pointer) else { handle_alloc_error(layout) };
+        Block { pointer, bytes }
+    }
+
+    /// # Safety
+    /// Nobody may use the memory afterwards, nor free it again.
+    unsafe fn free(self) {
+        // SAFETY: allocated in `zeroed` with the same layout; the caller vouches for the rest.
+        unsafe { dealloc(self.pointer.as_ptr(), Block::layout(self.bytes)) };
+    }
+}
+
+/// Memory that was let go on this thread, kept for [`AlignedBuf::reused`]: write and read-back buffers turn over with
+/// every commit, and zeroing them, or having the kernel do it, would cost more than all that is done with them.
+#[derive(Default)]
+struct Shelf {
+    /// By size.
+    blocks: BTreeMap<usize, Vec<Block>>,
+    bytes: usize,
+}
+
+/// What a thread keeps at most: the write and read-back buffers of the commits that run at one time.
+const SHELF_BYTES_MAX: usize = 32 << 20;
+/// Larger ones are rare, and cost more to fill than to zero.
+const SHELVED_BYTES_MAX: usize = 4 << 20;
+
+thread_local! {
+    static SHELF: RefCell<Shelf> = RefCell::default();
+}
+
+impl Shelf {
+    /// Rounded up, by an eighth at most from 32 KiB on, so that buffers of about the same size fit each other's place.
+    fn size_class(bytes: usize) -> usize {
+        let step = (bytes.next_power_of_two() / 16).max(ALIGNMENT);
+        bytes.max(1).next_multiple_of(step)
+    }
+
+    fn take(&mut self, size: usize) -> Option<Block> {
+        let block = self.blocks.get_mut(&size)?.pop()?;
+        self.bytes -= size;
+        Some(block)
+    }
+
+    /// Keeps a block that nobody refers to any more, or returns it. A full shelf is cleared: what lies there may be of
+    /// sizes that nobody asks for these days.
+    fn put(&mut self, block: Block) -> Option<Block> {
+        if block.bytes > SHELVED_BYTES_MAX || block.bytes != Shelf::size_class(block.bytes) {
+            return Some(block);
+        }
+        if self.bytes + block.bytes > SHELF_BYTES_MAX {
+            self.clear();
+        }
+        self.bytes += block.bytes;
+        self.blocks.entry(block.bytes).or_default().push(block);
+        None
+    }
+
+    fn clear(&mut self) {
+        self.bytes = 0;
+        for block in self.blocks.values_mut().flat_map(|blocks| blocks.drain(..)) {
+            // SAFETY: what lies on the shelf belongs to it alone, and was just taken off.
+            unsafe { block.free() };
+        }
+    }
+}
+
+impl Drop for Shelf {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// An exclusively writable range of an aligned allocation.
 pub struct AlignedBuf {
     memory: Arc<Memory>,
     start: usize,
@@ -55,6 +154,12 @@ impl AlignedBuf {
     /// Allocates at least `bytes`, rounded up to [`ALIGNMENT`]; the length is the rounded one.
     pub fn zeroed(bytes: usize) -> AlignedBuf {
         AlignedBuf::over(Arc::new(Memory::new(bytes, None)))
+    }
+
+    /// As [`zeroed`](Self::zeroed), but with arbitrary content and rounded up further, by an eighth at most: for what
+    /// is overwritten before anybody looks at it.
+    pub fn reused(bytes: usize) -> AlignedBuf {
+        AlignedBuf::over(Arc::new(Memory::reused(bytes)))
     }
 
     fn over(memory: Arc<Memory>) -> AlignedBuf {
@@ -85,7 +190,7 @@ impl AlignedBuf {
 impl Deref for AlignedBuf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: in bounds by construction; the range is exclusively ours, and initialised (zeroed at allocation).
+        // SAFETY: in bounds by construction; the range is exclusively ours, and initialised (see `Block`).
         unsafe { std::slice::from_raw_parts(self.memory.pointer.as_ptr().add(self.start), self.end - self.start) }
     }
 }
@@ -131,6 +236,11 @@ impl Slice {
         } else {
             Err(self)
         }
+    }
+
+    /// Bytes of the whole allocation, which stays as long as any range of it.
+    pub fn allocation_bytes(&self) -> usize {
+        self.memory.bytes
     }
 
     pub(crate) fn registered(&self) -> Option<u16> {
@@ -246,6 +356,38 @@ mod tests {
         std::thread::spawn(move || drop(front)).join().expect("dropping cannot fail");
         assert_eq!(pool.free(), 1);
         assert!(pool.take().is_some());
+    }
+
+    #[test]
+    fn lesson_u7_memory_is_reused_only_once_every_range_of_it_is_gone() {
+        let mut first = AlignedBuf::reused(100_000);
+        let address = first.as_ptr();
+        first[0] = 7;
+        let range = first.freeze().slice(0..1);
+        let second = AlignedBuf::reused(100_000);
+        assert_ne!(second.as_ptr(), address);
+        assert_eq!(range[0], 7);
+        drop(range);
+        let third = AlignedBuf::reused(99_000);
+        assert_eq!((third.as_ptr(), third.len() >= 99_000), (address, true));
+        assert!(AlignedBuf::zeroed(third.len()).iter().all(|byte| *byte == 0), "what is asked for zeroed is");
+    }
+
+    #[test]
+    fn a_thread_keeps_a_bounded_amount_of_memory() {
+        let many: Vec<AlignedBuf> = (0..64).map(|_| AlignedBuf::reused(1 << 20)).collect();
+        drop(many);
+        drop(AlignedBuf::reused(SHELVED_BYTES_MAX + 1));
+        let kept = SHELF.with(|shelf| shelf.borrow().bytes);
+        assert!(kept > 0 && kept <= SHELF_BYTES_MAX, "{kept} bytes kept");
+        for bytes in [0, 1, 4096, 4097, 40_000, 1 << 20, (1 << 20) + 1] {
+            let size = Shelf::size_class(bytes);
+            assert!(
+                size >= bytes && size <= (bytes + bytes / 8).next_multiple_of(ALIGNMENT).max(ALIGNMENT),
+                "{bytes}: {size}"
+            );
+            assert_eq!(Shelf::size_class(size), size);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! All file I/O of the data plane is positioned, block-aligned and whole: a short count is an error (E14).
 
 mod buf;
+mod fill;
 mod other;
 pub mod ring;
 pub mod sim;
@@ -15,6 +16,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 pub use buf::{AlignedBuf, ChunkPool, Slice, ALIGNMENT};
+pub use fill::{zero_fill, FillBudget};
 pub use other::{Call, OtherDisk, OtherFile, SharedDisk, SharedFile};
 pub use ring::{Listener, Stream};
 
@@ -190,7 +192,7 @@ impl File {
         match self {
             File::Ring(file) => file.len().await,
             File::Sim(file) => file.len().await,
-            File::Other(file) => file.len().await,
+            File::Other(file) => file.len_bytes().await,
         }
     }
 
@@ -212,23 +214,4 @@ impl File {
             File::Other(file) => file.set_len(bytes).await,
         }
     }
-}
-
-/// Writes zeros over `offset..offset + bytes` in requests of 1 MiB, not durably (dependencies.md §4.3).
-/// `pause` is awaited after each request with its size: the caller's rate limit.
-pub async fn zero_fill<P, F>(file: &File, offset: u64, bytes: u64, mut pause: P) -> io::Result<()>
-where
-    P: FnMut(u64) -> F,
-    F: std::future::Future<Output = ()>,
-{
-    const REQUEST_BYTES: u64 = 1 << 20;
-    let zeros = AlignedBuf::zeroed(REQUEST_BYTES.min(bytes) as usize).freeze();
-    let (mut at, end) = (offset, offset + bytes);
-    while at < end {
-        let step = REQUEST_BYTES.min(end - at);
-        file.write_at(at, zeros.slice(0..step as usize)).await?;
-        at += step;
-        pause(step).await;
-    }
-    Ok(())
 }

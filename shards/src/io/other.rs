@@ -31,7 +31,7 @@ pub trait OtherFile {
     fn write_at(&self, offset: u64, data: Slice) -> Call<'_, ()>;
     fn write_durable_at(&self, offset: u64, data: Slice) -> Call<'_, ()>;
     fn sync_data(&self) -> Call<'_, ()>;
-    fn len(&self) -> Call<'_, u64>;
+    fn len_bytes(&self) -> Call<'_, u64>;
     fn allocate(&self, offset: u64, bytes: u64) -> Call<'_, ()>;
     fn set_len(&self, bytes: u64) -> Call<'_, ()>;
 }

@@ -8,8 +8,8 @@ use super::frame::{self, FrameCodec, FrameHead, FramePlan, FRAME_BYTES, HEAD_BYT
 use super::open::zero_out;
 use super::partition::{HwmFile, PartitionLog, Phase};
 use super::{hwm, Codec, LogLatencies};
-use crate::io::{Caching, File, Open, Slice, ALIGNMENT};
-use crate::metrics::histogram;
+use crate::io::{AlignedBuf, Caching, File, Open, Slice, ALIGNMENT};
+use crate::metrics::coarse_histogram;
 use crate::peer::Record;
 use crate::rt;
 use crate::rt::sync::LockGuard;
@@ -117,16 +117,17 @@ impl PartitionLog {
             return Err(AppendError::Closed);
         }
         let base = self.advance(&prepared, read.ok());
-        self.inner.shared.return_buffer(prepared.buffer);
+        self.touch();
         self.fill_ahead();
         Ok(base)
     }
 
     fn writable(&self) -> Result<(), AppendError> {
+        self.remind_of_poison();
         let state = self.inner.state.borrow();
         match (&state.poison, state.phase) {
             (_, Phase::Retired | Phase::Closed) => Err(AppendError::Closed),
-            (Some(cause), Phase::Open) => Err(AppendError::Poisoned(cause.to_string())),
+            (Some(poison), Phase::Open) => Err(AppendError::Poisoned(poison.cause.to_string())),
             (None, Phase::Open) => Ok(()),
         }
     }
@@ -144,7 +145,7 @@ impl PartitionLog {
             let time_ms = now_ms.max(state.time_floor_ms);
             (active.file.clone(), active.generation, active.tail_at(), active.tail.clone(), state.next_offset, time_ms)
         };
-        let mut buffer = self.inner.shared.take_buffer((tail.len() + most).next_multiple_of(ALIGNMENT));
+        let mut buffer = AlignedBuf::reused((tail.len() + most).next_multiple_of(ALIGNMENT));
         buffer[..tail.len()].copy_from_slice(&tail);
         let mut records = runs.iter().flat_map(|run| run.iter());
         let mut frames = Vec::with_capacity(plans.len());
@@ -241,9 +242,13 @@ impl PartitionLog {
         if !matches!(self.inner.state.borrow().hwm_file, HwmFile::Found(_)) {
             return Ok(());
         }
+        let started = rt::now();
         let path = self.inner.dir.join(hwm::FILE_NAME);
-        let file = self.inner.disk.open(&path, Open::Create, Caching::Buffered).await?;
-        file.write_durable_at(0, Slice::copy_from(&hwm::EMPTY)).await?;
+        let emptied = async {
+            let file = self.inner.disk.open(&path, Open::Create, Caching::Buffered).await?;
+            file.write_durable_at(0, Slice::copy_from(&hwm::EMPTY)).await
+        };
+        self.measure_boundary(started, emptied.await)?;
         self.inner.state.borrow_mut().hwm_file = HwmFile::Emptied;
         Ok(())
     }
@@ -262,6 +267,7 @@ impl PartitionLog {
             state.metrics.records += records;
             state.metrics.body_bytes += prepared.body_bytes;
             state.metrics.written_bytes += prepared.bytes as u64;
+            state.commit_bytes = state.commit_bytes - state.commit_bytes / 8 + prepared.bytes as u64 / 8;
             if let Some(active) = state.active.as_mut() {
                 active.data_end = prepared.block_at + prepared.end as u64;
                 let tail_from = prepared.end / ALIGNMENT * ALIGNMENT;
@@ -285,7 +291,8 @@ impl PartitionLog {
 
     /// Keeps the frames of a commit for its tail readers, out of the buffer that they were checked in (S91).
     fn admit(&self, frames: &[(usize, FrameHead)], read_back: Slice) {
-        if read_back.len() > self.inner.shared.cache.bytes_max() / 4 {
+        let bytes = read_back.allocation_bytes();
+        if bytes > self.inner.shared.cache.bytes_max() / 4 {
             return;
         }
         let plain = frames.iter().map_while(|(at, head)| {
@@ -297,18 +304,17 @@ impl PartitionLog {
         });
         let cached: Vec<CachedFrame> = plain.collect();
         if !cached.is_empty() {
-            self.inner.shared.cache.put(self.inner.id, Rc::new(Extent::new(cached, read_back.len())));
+            self.inner.shared.cache.put(self.inner.id, Rc::new(Extent::new(cached, bytes)));
         }
     }
 
     fn measure(&self, write: std::time::Duration, read_back: std::time::Duration) {
         let mut state = self.inner.state.borrow_mut();
-        let latencies = state
-            .metrics
-            .latencies
-            .get_or_insert_with(|| Box::new(LogLatencies { durable_write_us: histogram(), read_back_us: histogram() }));
-        latencies.durable_write_us.saturating_record(write.as_micros() as u64);
-        latencies.read_back_us.saturating_record(read_back.as_micros() as u64);
+        let latencies = state.metrics.latencies.get_or_insert_with(|| {
+            Box::new(LogLatencies { durable_write_us: coarse_histogram(), read_back_us: coarse_histogram() })
+        });
+        crate::metrics::record(&mut latencies.durable_write_us, write.as_micros() as u64);
+        crate::metrics::record(&mut latencies.read_back_us, read_back.as_micros() as u64);
     }
 }
 

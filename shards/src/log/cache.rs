@@ -50,6 +50,10 @@ impl Extent {
         self.frames.last().map_or(0, CachedFrame::end)
     }
 
+    fn holds(&self, offset: u64) -> bool {
+        self.first_offset() <= offset && offset < self.end_offset()
+    }
+
     pub fn record(&self, offset: u64) -> Option<LogRecord> {
         let index = self.frames.partition_point(|frame| frame.base_offset <= offset).checked_sub(1)?;
         let frame = &self.frames[index];
@@ -69,6 +73,8 @@ struct Held {
     extents: BTreeMap<Key, Rc<Extent>>,
     /// Eviction order; an extent that was read since it came up last gets a second turn.
     turns: VecDeque<Key>,
+    /// What was found last, and of which log: most reads go on where the one before ended.
+    last: Option<(u64, Rc<Extent>)>,
     bytes: usize,
     hits: u64,
     misses: u64,
@@ -102,11 +108,18 @@ impl FrameCache {
     /// The extent of `log` that holds `offset`.
     pub fn get(&self, log: u64, offset: u64) -> Option<Rc<Extent>> {
         let mut held = self.held.borrow_mut();
+        if let Some((_, extent)) = held.last.as_ref().filter(|(of, extent)| *of == log && extent.holds(offset)) {
+            let extent = extent.clone();
+            extent.touched.set(true);
+            held.hits += 1;
+            return Some(extent);
+        }
         let found = held.extents.range((log, 0)..=(log, offset)).next_back().map(|(_, extent)| extent.clone());
-        let found = found.filter(|extent| offset < extent.end_offset());
+        let found = found.filter(|extent| extent.holds(offset));
         match &found {
             Some(extent) => {
                 extent.touched.set(true);
+                held.last = Some((log, extent.clone()));
                 held.hits += 1;
             }
             None => held.misses += 1,
@@ -122,6 +135,7 @@ impl FrameCache {
         let mut held = self.held.borrow_mut();
         let key = (log, extent.first_offset());
         held.bytes += extent.bytes;
+        held.last = None; // it may be among those that go
         match held.extents.insert(key, extent) {
             Some(replaced) => held.bytes -= replaced.bytes,
             None => held.turns.push_back(key),
@@ -140,6 +154,7 @@ impl FrameCache {
     /// Forgets extents of `log` that begin in `first..until`.
     pub fn forget(&self, log: u64, first: u64, until: u64) {
         let mut held = self.held.borrow_mut();
+        held.last = None;
         let gone: Vec<Key> = held.extents.range((log, first)..(log, until)).map(|(key, _)| *key).collect();
         for key in &gone {
             if let Some(extent) = held.extents.remove(key) {

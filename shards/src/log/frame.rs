@@ -16,6 +16,7 @@
 //! head, because all records of a frame are stamped by the same commit (S24).
 
 use crate::io::Slice;
+use crate::le::{get_u32, get_u64};
 use crate::peer::Record;
 
 pub const HEAD_BYTES: usize = 48;
@@ -55,18 +56,6 @@ pub struct FrameHead {
     pub payload_crc: u32,
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    let mut field = [0; 4];
-    field.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(field)
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    let mut field = [0; 8];
-    field.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(field)
-}
-
 fn head_crc(head: &[u8], generation: u64) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&generation.to_le_bytes()), &head[8..HEAD_BYTES])
 }
@@ -104,7 +93,7 @@ impl FrameHead {
     /// Reads a head that lies `room` bytes before the end of its segment. `None` for anything that a writer of this
     /// generation could not have written there.
     pub fn decode(bytes: &[u8], generation: u64, room: u64) -> Option<FrameHead> {
-        if bytes.len() < HEAD_BYTES || bytes[0..4] != MAGIC_BYTES || u32_at(bytes, 4) != head_crc(bytes, generation) {
+        if bytes.len() < HEAD_BYTES || bytes[0..4] != MAGIC_BYTES || get_u32(bytes, 4) != head_crc(bytes, generation) {
             return None;
         }
         let codec = match (bytes[12], bytes[13]) {
@@ -112,16 +101,16 @@ impl FrameHead {
             (1, VERSION) => FrameCodec::Zstd,
             _ => return None,
         };
-        let base_offset = u64_at(bytes, 32);
+        let base_offset = get_u64(bytes, 32);
         let head = FrameHead {
             codec,
-            records: u32_at(bytes, 16),
+            records: get_u32(bytes, 16),
             base_offset,
-            commit_first: base_offset.checked_sub(u64::from(u32_at(bytes, 20)))?,
-            time_ms: u64_at(bytes, 40),
-            decoded_bytes: u32_at(bytes, 24),
-            stored_bytes: u32_at(bytes, 28),
-            payload_crc: u32_at(bytes, 8),
+            commit_first: base_offset.checked_sub(u64::from(get_u32(bytes, 20)))?,
+            time_ms: get_u64(bytes, 40),
+            decoded_bytes: get_u32(bytes, 24),
+            stored_bytes: get_u32(bytes, 28),
+            payload_crc: get_u32(bytes, 8),
         };
         let decoded = u64::from(head.decoded_bytes);
         let fits = head.stored_bytes as u64 + HEAD_BYTES as u64 <= room;
@@ -138,7 +127,7 @@ impl FrameHead {
     pub fn is_newer(bytes: &[u8], generation: u64) -> bool {
         bytes.len() >= HEAD_BYTES
             && bytes[0..4] == MAGIC_BYTES
-            && u32_at(bytes, 4) == head_crc(bytes, generation)
+            && get_u32(bytes, 4) == head_crc(bytes, generation)
             && !matches!((bytes[12], bytes[13]), (0 | 1, VERSION))
     }
 
@@ -235,7 +224,7 @@ impl Payload {
         let bodies_bytes = bytes.len().checked_sub(table_bytes)?;
         let mut start = 0u32;
         for entry in bytes[..table_bytes].chunks_exact(ENVELOPE_BYTES) {
-            let (end, key) = (u32_at(entry, 0), u32_at(entry, 4));
+            let (end, key) = (get_u32(entry, 0), get_u32(entry, 4));
             if key > end.checked_sub(start)? {
                 return None;
             }
@@ -257,9 +246,9 @@ impl Payload {
         assert!(index < self.records, "record {index} of {}", self.records);
         let table_bytes = self.records as usize * ENVELOPE_BYTES;
         let at = index as usize * ENVELOPE_BYTES;
-        let start = if index == 0 { 0 } else { u32_at(&self.bytes, at - ENVELOPE_BYTES) as usize };
-        let end = u32_at(&self.bytes, at) as usize;
-        (self.bytes.slice(table_bytes + start..table_bytes + end), u32_at(&self.bytes, at + 4))
+        let start = if index == 0 { 0 } else { get_u32(&self.bytes, at - ENVELOPE_BYTES) as usize };
+        let end = get_u32(&self.bytes, at) as usize;
+        (self.bytes.slice(table_bytes + start..table_bytes + end), get_u32(&self.bytes, at + 4))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Partition log: segments, frames, commit with read-back, recovery, reads.
 //!
 //! Pure parts: `frame` and `segment` (what lies on disk), `scan` and `recovery` (what is found there), `hwm`, `cache`.
-//! Drivers over them: [`PartitionLog`] (`open`, `append`, `space`, `read`), [`Combiner`] in front of it, and
+//! Drivers over them: [`PartitionLog`] (`open`, `append`, `space`, `read`, `retention`), [`Combiner`] in front of it, and
 //! [`TopicDirectories`], which decides whether a directory belongs to the live topic at all.
 //!
 //! A record's way: `Combiner::commit` queues its batch; one cycle at a time drains the queue, checks that the
@@ -19,6 +19,7 @@ mod open;
 mod partition;
 mod read;
 mod recovery;
+mod retention;
 mod scan;
 mod segment;
 mod shared;
@@ -37,16 +38,19 @@ mod partition_tests;
 #[cfg(test)]
 mod recovery_tests;
 #[cfg(test)]
+mod retention_tests;
+#[cfg(test)]
 mod tests_support;
 
 use crate::io::Slice;
-use crate::metrics::Histogram;
+use crate::metrics::{coarse_histogram, Histogram};
 
 pub use cache::FrameCache;
 pub use combiner::{Combiner, CommitGate, Resolved, Standing};
 pub use directory::{DirectoryError, Marker, Retire, TopicDirectories, TopicEntry, TopicKind};
 pub use open::{closed_boundary, OpenError};
 pub use partition::PartitionLog;
+pub use retention::FrontAge;
 pub use shared::LogShared;
 
 /// A committed record.
@@ -90,13 +94,14 @@ pub struct LogOptions {
     pub codec: Codec,
     /// What a frame holds at most before compression, unless a single record is larger.
     pub frame_bytes: usize,
-    /// A segment whose oldest record is older is rolled before the next write (S16, S68). 0: never.
-    pub roll_age_ms: u64,
+    /// How old a record may get, at least (S66). A segment whose oldest record is older is rolled before the next write
+    /// (S16, S68). 0: for ever. [`PartitionLog::set_retention_ms`] changes it.
+    pub retention_ms: u64,
 }
 
 impl Default for LogOptions {
     fn default() -> LogOptions {
-        LogOptions { segment_bytes: 64 << 20, codec: Codec::None, frame_bytes: frame::FRAME_BYTES, roll_age_ms: 0 }
+        LogOptions { segment_bytes: 64 << 20, codec: Codec::None, frame_bytes: frame::FRAME_BYTES, retention_ms: 0 }
     }
 }
 
@@ -131,4 +136,58 @@ pub struct LogMetrics {
     /// Bytes of an interrupted commit that were cut at open.
     pub torn_bytes_cut: u64,
     pub disk_reads: u64,
+    /// What retention removed (S74).
+    pub retention_bytes: u64,
+    pub retention_records: u64,
+    pub retention_unlinks_failed: u64,
+    /// Microseconds of each pass that found something to do. `None` before the first.
+    pub retention_us: Option<Box<Histogram>>,
+    /// Microseconds of each write of the boundary file that ended well, and of those that failed (S45, S48).
+    pub boundary_us: Option<Box<[Histogram; 2]>>,
+    /// Failures that closed the log for appends (S39).
+    pub poisonings: u64,
+    /// A write of unknown outcome: commits are refused until the log is reopened (S38).
+    pub poisoned: bool,
+}
+
+impl LogMetrics {
+    /// Adds the counters of another time, or of another owner, of the same partition.
+    pub fn add(&mut self, more: &LogMetrics) {
+        self.commits += more.commits;
+        self.commits_failed += more.commits_failed;
+        self.records += more.records;
+        self.body_bytes += more.body_bytes;
+        self.written_bytes += more.written_bytes;
+        self.rolls += more.rolls;
+        self.claims_inline += more.claims_inline;
+        self.read_back_mismatches += more.read_back_mismatches;
+        self.damage_found += more.damage_found;
+        self.torn_bytes_cut += more.torn_bytes_cut;
+        self.disk_reads += more.disk_reads;
+        self.retention_bytes += more.retention_bytes;
+        self.retention_records += more.retention_records;
+        self.retention_unlinks_failed += more.retention_unlinks_failed;
+        self.poisonings += more.poisonings;
+        self.poisoned |= more.poisoned;
+        if let Some(more) = &more.retention_us {
+            add_histogram(self.retention_us.get_or_insert_with(|| Box::new(coarse_histogram())), more);
+        }
+        if let Some(more) = &more.boundary_us {
+            let sums = self.boundary_us.get_or_insert_with(|| Box::new([coarse_histogram(), coarse_histogram()]));
+            sums.iter_mut().zip(more.iter()).for_each(|(sum, more)| add_histogram(sum, more));
+        }
+        match (&mut self.latencies, &more.latencies) {
+            (Some(sum), Some(more)) => {
+                add_histogram(&mut sum.durable_write_us, &more.durable_write_us);
+                add_histogram(&mut sum.read_back_us, &more.read_back_us);
+            }
+            (sum @ None, Some(more)) => *sum = Some(more.clone()),
+            (_, None) => {}
+        }
+    }
+}
+
+fn add_histogram(sum: &mut Histogram, more: &Histogram) {
+    let added = sum.add(more);
+    debug_assert!(added.is_ok(), "histograms that resize take every value");
 }

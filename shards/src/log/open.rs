@@ -10,6 +10,7 @@ use std::rc::Rc;
 use super::frame::FrameHead;
 use super::partition::{Active, HwmFile, Inner, PartitionLog, Phase, Sealed, State};
 use super::recovery::{Progress, Recovery, Verdict};
+use super::retention::Retention;
 use super::segment::{self, SegmentHeader, SparseIndex, DATA_START, FIRST_STEP_BYTES};
 use super::shared::LogShared;
 use super::{hwm, LogMetrics, LogOptions};
@@ -149,6 +150,7 @@ impl PartitionLog {
         let mut options = options;
         options.segment_bytes = (options.segment_bytes / BLOCK * BLOCK).max(FIRST_STEP_BYTES);
         options.frame_bytes = options.frame_bytes.max(1);
+        let retention = Retention::new(options.retention_ms);
         let log = PartitionLog {
             inner: Rc::new(Inner {
                 disk: disk.clone(),
@@ -157,6 +159,7 @@ impl PartitionLog {
                 shared: shared.clone(),
                 id: shared.name_log(),
                 section: Lock::default(),
+                retention,
                 state: RefCell::new(State {
                     phase: Phase::Open,
                     poison: None,
@@ -164,7 +167,7 @@ impl PartitionLog {
                     active: None,
                     next_offset: 0,
                     roll_owed: false,
-                    oldest_at_close: None,
+                    at_close: None,
                     high_watermark: 0,
                     dir_exists: listing.dir_exists,
                     hwm_file: listing.hwm,
@@ -173,6 +176,7 @@ impl PartitionLog {
                     read_since_commit: false,
                     oldest_first_ms: None,
                     on_visible: None,
+                    commit_bytes: 0,
                     reads: 0,
                     metrics: LogMetrics::default(),
                     trim: None,
@@ -225,7 +229,14 @@ impl PartitionLog {
     fn adopt_sealed(&self, sealed: &[(u64, u64)], last: u64) {
         let mut state = self.inner.state.borrow_mut();
         for &(base, bytes) in sealed {
-            state.sealed.push_back(Sealed { base, bytes, opened: None, index: SparseIndex::default(), read_at: 0 });
+            state.sealed.push_back(Sealed {
+                base,
+                bytes,
+                last_ms: None,
+                opened: None,
+                index: SparseIndex::default(),
+                read_at: 0,
+            });
         }
         if let Some(&(oldest, _)) = sealed.first() {
             tracing::debug!(dir = %self.inner.dir.display(), oldest, last, "partition log: sealed segments adopted");
@@ -321,6 +332,9 @@ impl PartitionLog {
         {
             let mut state = self.inner.state.borrow_mut();
             state.next_offset = verdict.next_offset;
+            if let Some(sealed) = state.sealed.back_mut() {
+                sealed.last_ms = Some(header.time_floor_ms).filter(|ms| *ms > 0);
+            }
             state.time_floor_ms = header.time_floor_ms.max(verdict.last_ms.unwrap_or(0));
             for (start, gap_end) in &verdict.gaps {
                 state.add_gap(*start, *gap_end);

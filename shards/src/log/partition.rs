@@ -4,16 +4,22 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
+use super::retention::{AtClose, Retention};
 use super::segment::SparseIndex;
 use super::shared::LogShared;
 use super::space::Fill;
 use super::{hwm, LogMetrics, LogOptions, LogRecord, ReadError};
 use crate::io::{Caching, Disk, File, Open, Slice};
+use crate::metrics::coarse_histogram;
 use crate::peer::LocalBoxFuture;
 use crate::queue::Records;
 use crate::rt::sync::{Lock, LockGuard};
-use crate::rt::{self, Queue};
+use crate::rt::{self, Instant, Queue};
+
+/// How often a poisoned log that is asked to commit says so again.
+const REMIND_EVERY: Duration = Duration::from_secs(60);
 
 /// One partition's log, open. Cheap to clone; all clones are one log.
 #[derive(Clone)]
@@ -30,6 +36,7 @@ pub(super) struct Inner {
     pub id: u64,
     /// The commit section: commits, rolls and the close take turns, in order of arrival (S82).
     pub section: Lock,
+    pub retention: Retention,
     pub state: RefCell<State>,
 }
 
@@ -41,10 +48,16 @@ pub(super) enum Phase {
     Closed,
 }
 
+pub(super) struct Poison {
+    pub cause: Rc<str>,
+    /// When it was last said in the log.
+    pub told: Instant,
+}
+
 pub(super) struct State {
     pub phase: Phase,
     /// Why appends are refused until the log is reopened (S38).
-    pub poison: Option<Rc<str>>,
+    pub poison: Option<Poison>,
     /// Ascending, each ending where the next begins (S18).
     pub sealed: VecDeque<Sealed>,
     /// `None` until the first commit makes one.
@@ -53,8 +66,8 @@ pub(super) struct State {
     /// A roll was begun and did not end: a file of the next segment may be there, so that whatever went into the old
     /// one from here on would lie behind its end (S18, G24).
     pub roll_owed: bool,
-    /// What `oldest` was when the log was closed.
-    pub oldest_at_close: Option<u64>,
+    /// What the log was like when it was closed or retired.
+    pub at_close: Option<AtClose>,
     pub high_watermark: u64,
     /// The directory exists, by the listing or by our own making.
     pub dir_exists: bool,
@@ -66,6 +79,8 @@ pub(super) struct State {
     pub read_since_commit: bool,
     pub oldest_first_ms: Option<u64>,
     pub on_visible: Option<Rc<dyn Fn()>>,
+    /// Moving average of what a commit writes.
+    pub commit_bytes: u64,
     pub reads: u64,
     pub metrics: LogMetrics,
     pub trim: Option<rt::Task<()>>,
@@ -83,6 +98,8 @@ pub(super) enum HwmFile {
 pub(super) struct Sealed {
     pub base: u64,
     pub bytes: u64,
+    /// Commit time of its last record, or a later time (S67); `None` until somebody needs it.
+    pub last_ms: Option<u64>,
     /// Descriptor and generation, while it is hot (S86).
     pub opened: Option<(File, u64)>,
     pub index: SparseIndex,
@@ -116,11 +133,30 @@ impl Active {
 
 impl State {
     pub fn oldest(&self) -> u64 {
-        if let Some(oldest) = self.oldest_at_close {
-            return oldest;
+        if let Some(figures) = &self.at_close {
+            return figures.oldest;
         }
         let active = self.active.as_ref().map_or(self.next_offset, |active| active.base);
         self.sealed.front().map_or(active, |segment| segment.base)
+    }
+
+    fn segments(&self) -> u64 {
+        let open = self.sealed.len() as u64 + u64::from(self.active.is_some());
+        self.at_close.as_ref().map_or(open, |figures| figures.segments)
+    }
+
+    fn bytes(&self) -> u64 {
+        let sealed: u64 = self.sealed.iter().map(|segment| segment.bytes).sum();
+        let open = sealed + self.active.as_ref().map_or(0, |active| active.data_end);
+        self.at_close.as_ref().map_or(open, |figures| figures.bytes)
+    }
+
+    fn oldest_ms(&self) -> Option<u64> {
+        match (&self.at_close, self.sealed.front()) {
+            (Some(figures), _) => figures.oldest_ms,
+            (None, Some(_)) => self.oldest_first_ms,
+            (None, None) => self.active.as_ref().and_then(|active| active.first_ms),
+        }
     }
 
     /// End of the gap that holds `offset`.
@@ -161,15 +197,12 @@ impl PartitionLog {
     }
 
     pub fn segments(&self) -> u64 {
-        let state = self.inner.state.borrow();
-        state.sealed.len() as u64 + u64::from(state.active.is_some())
+        self.inner.state.borrow().segments()
     }
 
     /// Bytes of data, headers included; claimed space that is not used yet is not counted.
     pub fn size_bytes(&self) -> u64 {
-        let state = self.inner.state.borrow();
-        let sealed: u64 = state.sealed.iter().map(|segment| segment.bytes).sum();
-        sealed + state.active.as_ref().map_or(0, |active| active.data_end)
+        self.inner.state.borrow().bytes()
     }
 
     /// The segment that is appended to, and where its committed bytes end.
@@ -181,11 +214,7 @@ impl PartitionLog {
 
     /// Commit time of the oldest retained record, ms since the epoch; `None` when there is none or it is unknown.
     pub fn oldest_segment_at(&self) -> Option<u64> {
-        let state = self.inner.state.borrow();
-        match state.sealed.front() {
-            Some(_) => state.oldest_first_ms,
-            None => state.active.as_ref().and_then(|active| active.first_ms),
-        }
+        self.inner.state.borrow().oldest_ms()
     }
 
     /// The next offset at or after `offset` that may hold a readable record: steps over retention and known gaps.
@@ -200,11 +229,16 @@ impl PartitionLog {
 
     /// The first failure, if appends are refused until the log is reopened (S38).
     pub fn is_poisoned(&self) -> Option<String> {
-        self.inner.state.borrow().poison.as_ref().map(|cause| cause.to_string())
+        self.inner.state.borrow().poison.as_ref().map(|poison| poison.cause.to_string())
     }
 
     pub fn is_closed(&self) -> bool {
         self.inner.state.borrow().phase != Phase::Open
+    }
+
+    /// Whether both are handles of one log.
+    pub fn is(&self, other: &PartitionLog) -> bool {
+        Rc::ptr_eq(&self.inner, &other.inner)
     }
 
     pub fn dir(&self) -> &Path {
@@ -212,7 +246,8 @@ impl PartitionLog {
     }
 
     pub fn metrics(&self) -> LogMetrics {
-        self.inner.state.borrow().metrics.clone()
+        let state = self.inner.state.borrow();
+        LogMetrics { poisoned: state.poison.is_some(), ..state.metrics.clone() }
     }
 
     /// Sets whom to tell that records may have become deliverable, or that the log has closed (S96). Called on the
@@ -236,6 +271,7 @@ impl PartitionLog {
     }
 
     async fn close_in_turn(&self) {
+        let _pass = self.inner.retention.stop().await;
         let held = self.inner.section.enter().await;
         let phase = self.inner.state.borrow().phase;
         if phase == Phase::Closed {
@@ -267,7 +303,13 @@ impl PartitionLog {
             state.phase = phase;
             // A closed log has lost nothing: consumers that still look at it must not take its records for expired
             // and move their position past them (C68).
-            state.oldest_at_close = Some(state.oldest());
+            state.at_close = Some(AtClose {
+                oldest: state.oldest(),
+                segments: state.segments(),
+                bytes: state.bytes(),
+                oldest_ms: state.oldest_ms(),
+                front_last_ms: state.at_close.as_ref().map_or_else(|| state.front_age(), |past| past.front_last_ms),
+            });
             if phase == Phase::Closed {
                 state.active = None;
                 state.sealed.clear();
@@ -298,27 +340,54 @@ impl PartitionLog {
         if file_state == HwmFile::Found(Some(boundary)) {
             return Ok(());
         }
-        let path = self.inner.dir.join(hwm::FILE_NAME);
-        let file = self.inner.disk.open(&path, Open::Create, Caching::Buffered).await?;
-        if file.len().await? > hwm::BYTES as u64 {
-            file.set_len(hwm::BYTES as u64).await?;
-        }
-        file.write_durable_at(0, Slice::copy_from(&bytes)).await?;
-        if file_state == HwmFile::Absent {
-            self.inner.disk.sync_dir(&self.inner.dir).await?;
-        }
+        let (started, path) = (rt::now(), self.inner.dir.join(hwm::FILE_NAME));
+        let written = async {
+            let file = self.inner.disk.open(&path, Open::Create, Caching::Buffered).await?;
+            if file.len().await? > hwm::BYTES as u64 {
+                file.set_len(hwm::BYTES as u64).await?;
+            }
+            file.write_durable_at(0, Slice::copy_from(&bytes)).await?;
+            if file_state == HwmFile::Absent {
+                self.inner.disk.sync_dir(&self.inner.dir).await?;
+            }
+            Ok(())
+        };
+        self.measure_boundary(started, written.await)?;
         self.inner.state.borrow_mut().hwm_file = HwmFile::Found(Some(boundary));
         Ok(())
+    }
+
+    pub(super) fn measure_boundary(&self, started: Instant, written: std::io::Result<()>) -> std::io::Result<()> {
+        let micros = (rt::now() - started).as_micros() as u64;
+        let mut state = self.inner.state.borrow_mut();
+        let both = || Box::new([coarse_histogram(), coarse_histogram()]);
+        let histograms = state.metrics.boundary_us.get_or_insert_with(both);
+        crate::metrics::record(&mut histograms[usize::from(written.is_err())], micros);
+        written
     }
 
     /// Latches the log: appends fail until it is reopened, reads go on (S38, S40).
     pub(super) fn poison(&self, cause: &str) -> Rc<str> {
         let mut state = self.inner.state.borrow_mut();
         let durable_tail = state.high_watermark;
-        let cause = state.poison.get_or_insert_with(|| cause.into()).clone();
+        state.metrics.poisonings += u64::from(state.poison.is_none());
+        let poison = state.poison.get_or_insert_with(|| Poison { cause: cause.into(), told: rt::now() });
+        let cause = poison.cause.clone();
         tracing::error!(dir = %self.inner.dir.display(), durable_tail, err = %cause,
             "storage: fsync failed; log poisoned until reopened");
         cause
+    }
+
+    /// Says again, now and then while commits are refused, what keeps them out and what to do about it.
+    pub(super) fn remind_of_poison(&self) {
+        let mut state = self.inner.state.borrow_mut();
+        let Some(poison) = state.poison.as_mut().filter(|poison| rt::now() >= poison.told + REMIND_EVERY) else {
+            return;
+        };
+        poison.told = rt::now();
+        tracing::error!(dir = %self.inner.dir.display(), err = %poison.cause,
+            "storage: log still poisoned, its commits are refused and its new records go to sibling partitions. Check \
+             the disk (dmesg, smartctl), free or replace it, then restart the broker; nothing answered 202 is lost");
     }
 
     pub(super) async fn enter(&self) -> LockGuard {
@@ -336,14 +405,19 @@ impl Records for PartitionLog {
     }
 
     fn read(&self, offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>> {
-        if let Some(at_once) = self.read_cached(offset) {
-            return Box::pin(std::future::ready(at_once));
-        }
         let log = self.clone();
         Box::pin(async move { log.read_one(offset).await })
     }
 
+    fn read_cached(&self, offset: u64) -> Option<Result<LogRecord, ReadError>> {
+        PartitionLog::read_cached(self, offset)
+    }
+
     fn next_readable(&self, offset: u64) -> u64 {
         PartitionLog::next_readable(self, offset)
+    }
+
+    fn touch(&self) {
+        PartitionLog::touch(self);
     }
 }

@@ -239,8 +239,29 @@ fn space_is_claimed_in_steps_and_filled_ahead() {
 }
 
 #[test]
+fn space_for_large_commits_is_claimed_and_not_written_twice() {
+    on_disk(LogOptions::default(), |bench| async move {
+        for number in 0..40 {
+            bench.commit(vec![numbered(number, 200_000)]).await.expect("committed");
+            crate::rt::sleep(std::time::Duration::from_secs(1)).await;
+        }
+        let (log, image) = (bench.open().await, bench.image(FIRST).await.len() as u64);
+        assert!(log.metrics().claims_inline >= 3, "nobody filled ahead");
+        assert!(image <= log.size_bytes() + segment::STEP_BYTES_MAX, "{image} bytes claimed");
+        // Trickle traffic on the same partition is filled ahead again.
+        let claimed = log.metrics().claims_inline;
+        for number in 40..200 {
+            bench.commit(vec![numbered(number, 50_000)]).await.expect("committed");
+            crate::rt::sleep(std::time::Duration::from_secs(1)).await;
+        }
+        assert!(log.metrics().claims_inline <= claimed + 1, "the background was ahead");
+        assert_eq!(read_all(&log).await.0.len(), 200);
+    });
+}
+
+#[test]
 fn s16_an_aged_segment_rolls_before_the_next_write() {
-    on_disk(LogOptions { roll_age_ms: 3_600_000, ..small() }, |bench| async move {
+    on_disk(LogOptions { retention_ms: 3_600_000, ..small() }, |bench| async move {
         bench.commit_numbered(0, 2, 10).await;
         crate::rt::sleep(std::time::Duration::from_secs(3_000)).await;
         bench.commit_numbered(2, 3, 10).await;
@@ -481,12 +502,13 @@ fn s38_s40_a_poisoned_log_serves_reads_and_refuses_appends_until_reopened() {
         let refused = bench.commit(vec![numbered(3, 100)]).await;
         let first = "durable write failed: EIO".to_owned();
         assert_eq!(refused, Err(crate::peer::CommitError::Poisoned(first.clone())));
-        assert_eq!(log.is_poisoned(), Some(first));
+        assert_eq!((log.is_poisoned(), log.metrics().poisoned), (Some(first), true));
         assert_eq!(read_all(&log).await.0.len(), 3);
         log.close().await;
         assert_eq!(closed_boundary(&bench.disk, &bench.gate.dir).await, Ok(Some(3)), "g12");
         bench.commit_numbered(3, 4, 100).await;
-        assert_eq!(bench.open().await.is_poisoned(), None);
+        let log = bench.open().await;
+        assert_eq!((log.is_poisoned(), log.metrics().poisoned), (None, false));
     });
 }
 

@@ -250,7 +250,7 @@ impl PartitionLog {
     ) -> Option<Extent> {
         if head.codec == FrameCodec::Zstd {
             let decoded = decompress(stored(window, at, &head), head.decoded_bytes as usize).await?;
-            let bytes = decoded.len();
+            let bytes = decoded.allocation_bytes();
             return Some(Extent::new(vec![CachedFrame::new(&head, Payload::parse(decoded, head.records)?)], bytes));
         }
         let mut frames = vec![CachedFrame::new(&head, Payload::parse(stored(window, at, &head), head.records)?)];
@@ -262,7 +262,7 @@ impl PartitionLog {
             noted.push((head.base_offset, at));
             frames.push(CachedFrame::new(&head, payload));
         }
-        Some(Extent::new(frames, window.bytes.len()))
+        Some(Extent::new(frames, window.bytes.allocation_bytes()))
     }
 
     async fn window(&self, source: &Source, from: u64, bytes: usize) -> io::Result<Window> {
@@ -280,7 +280,7 @@ impl PartitionLog {
         };
         let Some((tail_at, tail)) = tail else { return Ok(Window { at, bytes: read }) };
         let mut whole = read.try_into_mut().unwrap_or_else(|shared| {
-            let mut copy = AlignedBuf::zeroed(shared.len());
+            let mut copy = AlignedBuf::reused(shared.len());
             copy[..shared.len()].copy_from_slice(&shared);
             copy.truncate(shared.len());
             copy
@@ -335,7 +335,7 @@ async fn decompress(stored: Slice, decoded_bytes: usize) -> Option<Slice> {
 }
 
 pub(super) fn expand(stored: &[u8], decoded_bytes: usize) -> Option<Slice> {
-    let mut decoded = AlignedBuf::zeroed(decoded_bytes);
+    let mut decoded = AlignedBuf::reused(decoded_bytes);
     let bytes = zstd::bulk::decompress_to_buffer(stored, &mut decoded[..decoded_bytes]).ok()?;
     decoded.truncate(decoded_bytes);
     (bytes == decoded_bytes).then(|| decoded.freeze())

@@ -1,40 +1,31 @@
-//! What all partition logs of one shard share: read cache, write buffers, the pace of zero-filling.
+//! What all partition logs of one shard share: read cache, compressor, the budget of zero-filling.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
 
 use super::cache::FrameCache;
-use crate::io::{AlignedBuf, Slice};
-use crate::rt;
+use crate::io::FillBudget;
 use crate::rt::sync::Lock;
-
-/// Zero-filling takes at most this much of the device, all logs together (dependencies.md 4.3).
-const FILL_BYTES_PER_SECOND: u64 = 100 << 20;
-/// Write buffers kept for the next commit: enough for two commits at a time.
-const BUFFERS_KEPT: usize = 2;
-const BUFFER_BYTES: usize = 1 << 20;
 
 /// One per shard, handed to every log at open.
 pub struct LogShared {
     pub cache: FrameCache,
-    buffers: RefCell<Vec<AlignedBuf>>,
     compressor: RefCell<Option<zstd::bulk::Compressor<'static>>>,
     next_log: Cell<u64>,
-    fill_after: Cell<rt::Instant>,
+    /// The shard's, which its WAL fills from too.
+    pub fill: FillBudget,
     opening: RefCell<BTreeMap<PathBuf, Lock>>,
 }
 
 impl LogShared {
-    pub fn new(cache_bytes: usize) -> Rc<LogShared> {
+    pub fn new(cache_bytes: usize, fill: FillBudget) -> Rc<LogShared> {
         Rc::new(LogShared {
             cache: FrameCache::new(cache_bytes),
-            buffers: RefCell::default(),
             compressor: RefCell::default(),
             next_log: Cell::new(0),
-            fill_after: Cell::new(rt::Instant::default()),
+            fill,
             opening: RefCell::default(),
         })
     }
@@ -53,22 +44,6 @@ impl LogShared {
         opening.entry(dir.to_owned()).or_default().clone()
     }
 
-    /// A buffer of at least `bytes`, with arbitrary content.
-    pub(super) fn take_buffer(&self, bytes: usize) -> AlignedBuf {
-        let kept = if bytes <= BUFFER_BYTES { self.buffers.borrow_mut().pop() } else { None };
-        kept.unwrap_or_else(|| AlignedBuf::zeroed(if bytes <= BUFFER_BYTES { BUFFER_BYTES } else { bytes }))
-    }
-
-    /// Takes a buffer back, unless somebody still refers to it.
-    pub(super) fn return_buffer(&self, buffer: Slice) {
-        let mut buffers = self.buffers.borrow_mut();
-        if buffer.len() == BUFFER_BYTES && buffers.len() < BUFFERS_KEPT {
-            if let Ok(buffer) = buffer.try_into_mut() {
-                buffers.push(buffer);
-            }
-        }
-    }
-
     /// Compresses into `out`; `None` when the result would not be shorter than `out`.
     pub(super) fn compress(&self, level: i32, decoded: &[u8], out: &mut [u8]) -> Option<usize> {
         let mut slot = self.compressor.borrow_mut();
@@ -78,13 +53,5 @@ impl LogShared {
         let compressor = slot.as_mut()?;
         compressor.set_compression_level(level).ok()?;
         compressor.compress_to_buffer(decoded, out).ok()
-    }
-
-    /// Books `bytes` of zero-filling; they may be written once the returned time has come.
-    pub(super) fn book_fill(&self, bytes: u64) -> rt::Instant {
-        let cost = Duration::from_nanos(bytes * 1_000_000_000 / FILL_BYTES_PER_SECOND);
-        let start = self.fill_after.get().max(rt::now());
-        self.fill_after.set(start + cost);
-        start
     }
 }

@@ -18,6 +18,8 @@ const BLOCK: u64 = ALIGNMENT as u64;
 const FILL_PIECE_BYTES: u64 = 1 << 20;
 /// A segment that filled up within this time has a successor worth preparing in one go.
 const BUSY_SEGMENT_MS: u64 = 60_000;
+/// Commits that are larger on average go to space that was claimed, not filled.
+const FILL_COMMIT_BYTES_MAX: u64 = 64 << 10;
 
 /// Zero-filling of the active segment's next step, on a background task. It owns the bytes from the claimed end on
 /// until it is done: nobody else may write there.
@@ -68,7 +70,7 @@ impl PartitionLog {
         let (exists, full, aged, owed) = {
             let state = self.inner.state.borrow();
             let active = state.active.as_ref();
-            let age = self.inner.options.roll_age_ms;
+            let age = self.inner.retention.bound_ms();
             let aged =
                 active.and_then(|a| a.first_ms).is_some_and(|first| age > 0 && now_ms > first.saturating_add(age));
             let full = active.is_some_and(|a| a.data_end + bytes > self.inner.options.segment_bytes);
@@ -130,7 +132,7 @@ impl PartitionLog {
 
     /// Seals the active segment and goes on in a new one. All its frames are synced already, so the order of S18
     /// needs no sync of its own.
-    async fn roll(&self) -> Result<(), AppendError> {
+    pub(super) async fn roll(&self) -> Result<(), AppendError> {
         self.stop_fill().await;
         self.finish_trim().await;
         let (base, previous) = {
@@ -145,16 +147,19 @@ impl PartitionLog {
             state.roll_owed = false;
             let Some(old) = state.active.replace(next) else { return Ok(()) };
             let bytes = old.data_end.next_multiple_of(BLOCK);
-            let busy = old.first_ms.zip(old.last_ms).is_some_and(|(first, last)| last - first < BUSY_SEGMENT_MS);
+            let busy = old.first_ms.zip(old.last_ms).is_some_and(|(first, last)| last - first < BUSY_SEGMENT_MS)
+                && state.commit_bytes < FILL_COMMIT_BYTES_MAX;
             if state.sealed.is_empty() {
                 state.oldest_first_ms = old.first_ms;
             }
             state.metrics.rolls += 1;
             state.reads += 1;
             let reads = state.reads;
+            let last_ms = Some(state.time_floor_ms).filter(|ms| *ms > 0);
             state.sealed.push_back(Sealed {
                 base: old.base,
                 bytes,
+                last_ms,
                 opened: Some((old.file.clone(), old.generation)),
                 index: old.index,
                 read_at: reads,
@@ -225,11 +230,14 @@ impl PartitionLog {
         state.active.as_ref().map_or(0, |active| (active.data_end + bytes).saturating_sub(active.claimed))
     }
 
-    /// Starts to prepare the next step once less than half a step is left.
+    /// Starts to prepare the next step once less than half a step is left, unless commits are so large that writing
+    /// their blocks twice costs more than the journal commit that it saves.
     pub(super) fn fill_ahead(&self) {
         let step = {
             let state = self.inner.state.borrow();
-            let Some(active) = &state.active else { return };
+            let Some(active) = state.active.as_ref().filter(|_| state.commit_bytes < FILL_COMMIT_BYTES_MAX) else {
+                return;
+            };
             let step = segment::next_step_bytes(active.claimed);
             (active.claimed - active.data_end.min(active.claimed) < step / 2).then_some(step)
         };
@@ -256,7 +264,7 @@ impl PartitionLog {
                 let mut at = from;
                 while at < until {
                     let piece = FILL_PIECE_BYTES.min(until - at);
-                    let wait = shared.book_fill(piece).saturating_since(rt::now());
+                    let wait = shared.fill.book(piece).saturating_since(rt::now());
                     if !wait.is_zero() && !fill.stop.get() {
                         let _ = rt::timeout(wait, fill.stopped.notified()).await;
                         // whichever comes first

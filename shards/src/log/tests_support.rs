@@ -10,7 +10,7 @@ use super::frame::{self, FrameCodec, FrameHead, HEAD_BYTES};
 use super::segment::{SegmentHeader, DATA_START};
 use super::{Combiner, CommitGate, LogOptions, LogRecord, LogShared, PartitionLog, ReadError, Resolved, Standing};
 use crate::io::sim::SimDisk;
-use crate::io::{Caching, Disk, File, Open, Slice, ALIGNMENT};
+use crate::io::{Caching, Disk, File, FillBudget, Open, Slice, ALIGNMENT};
 use crate::meta::{Destination, Incarnation};
 use crate::peer::{CommitBatch, CommitError, Committed, LocalBoxFuture, Record};
 
@@ -153,7 +153,7 @@ impl Bench {
             disk: disk.clone(),
             dir: PathBuf::from("/topics/p00000"),
             options,
-            shared: LogShared::new(1 << 20),
+            shared: LogShared::new(1 << 20, FillBudget::of_shard(1)),
             standing: Cell::new(Standing::Live { incarnation: LIVE, version: 1 }),
             log: RefCell::default(),
             resolves: Cell::new(0),

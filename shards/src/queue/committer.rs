@@ -2,8 +2,12 @@
 //!
 //! Acks settle in memory and are not delayed by this. Two cadences follow them: every tick the changed positions go
 //! to the page cache, which survives a killed process (D16); once per interval each of them is synced, which survives
-//! a power cut (D17), spread over the ticks so that a flush never comes as one burst. One task does all of it, one
-//! operation at a time, and exists only while something is owed (lesson N53.3).
+//! a power cut (D17), spread over the ticks so that a flush never comes as one burst. Two tasks do it: one writes, one
+//! syncs (`cadence`), so that a slow sync of one partition does not keep the acks of the others out of the page cache.
+//! Both exist only while something is owed (lesson N53.3).
+
+mod cadence;
+mod closing;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,7 +22,8 @@ use super::position_io::{prime, read_up_to, slot_of};
 use crate::io::{Caching, Disk, File, Open, Slice};
 use crate::meta::{Destination, Incarnation};
 use crate::rt::sync::Notify;
-use crate::rt::{self, Instant, Queue};
+use crate::rt::{self, Instant};
+use cadence::Due;
 
 const TICK: Duration = Duration::from_millis(100);
 const LEVEL_INTERVAL: Duration = Duration::from_secs(30);
@@ -64,6 +69,10 @@ pub struct Tracked {
     file: RefCell<Option<File>>,
     /// Changed since the last window write.
     dirty: Cell<bool>,
+    /// When the oldest settled change came that is not in the page cache yet.
+    unwritten_since: Cell<Option<Instant>>,
+    /// Was busy when its change should have been written.
+    missed_tick: Cell<bool>,
     unsynced_since: Cell<Option<Instant>>,
     /// Frontier in the window, and in the anchor.
     window_frontier: Cell<u64>,
@@ -98,6 +107,12 @@ impl Tracked {
         Busy(self)
     }
 
+    fn note_change(&self) {
+        if self.unwritten_since.get().is_none() {
+            self.unwritten_since.set(Some(rt::now()));
+        }
+    }
+
     fn writable(&self) -> bool {
         !self.forgotten.get() && !self.stranded.get()
     }
@@ -111,7 +126,11 @@ pub struct Committer {
     partitions: RefCell<BTreeMap<Destination, Rc<Tracked>>>,
     dirty: RefCell<Vec<Rc<Tracked>>>,
     unsynced: RefCell<Vec<Rc<Tracked>>>,
-    due: RefCell<VecDeque<Rc<Tracked>>>,
+    due: RefCell<VecDeque<Due>>,
+    /// A task takes what is due.
+    syncing: Cell<bool>,
+    /// First writes of partitions, under way.
+    priming: Cell<usize>,
     levels: RefCell<BTreeSet<(Instant, Destination)>>,
     /// Forgotten while an operation on their files was under way.
     leaving: RefCell<Vec<Rc<Tracked>>>,
@@ -137,6 +156,8 @@ impl Committer {
             dirty: RefCell::default(),
             unsynced: RefCell::default(),
             due: RefCell::default(),
+            syncing: Cell::new(false),
+            priming: Cell::new(0),
             levels: RefCell::default(),
             leaving: RefCell::default(),
             handles: RefCell::default(),
@@ -161,15 +182,15 @@ impl Committer {
     }
 
     /// Cuts a stored position back to the end of the log it belongs to, durably in both files (G20, lesson D4).
-    /// Returns whether there was anything to cut. To be awaited whenever a log was opened, before the first append:
+    /// Returns what the files say now. To be awaited whenever a log was opened, before the first append:
     /// later the high watermark no longer tells that records below the position are new.
-    pub async fn clamp(&self, directory: &Path, incarnation: Incarnation, high_watermark: u64) -> io::Result<bool> {
+    pub async fn clamp(&self, directory: &Path, incarnation: Incarnation, high_watermark: u64) -> io::Result<Position> {
         self.settle_found(directory).await?;
         let found = self.load(directory, incarnation).await?.position;
-        let Some(mut position) = found.clone() else { return Ok(false) };
+        let Some(mut position) = found.clone() else { return Ok(Position::default()) };
         position.clamp(high_watermark);
         if found.as_ref() == Some(&position) {
-            return Ok(false);
+            return Ok(position);
         }
         tracing::warn!(directory = %directory.display(), frontier = found.map(|p| p.frontier), high_watermark,
             "consumer position lies beyond the end of the log and is cut back: the log has lost records, or its files \
@@ -182,7 +203,7 @@ impl Committer {
         let level = self.open_or_create(directory, OFFSET_FILE).await?;
         let record = position::encode_offset(incarnation, position.frontier);
         level.write_durable_at(0, Slice::copy_from(&record)).await?;
-        Ok(true)
+        Ok(position)
     }
 
     /// Makes durable what an earlier process left in the page cache: from here on it counts as stored, and while the
@@ -213,6 +234,8 @@ impl Committer {
             slots: Cell::new(None),
             file: RefCell::new(None),
             dirty: Cell::new(false),
+            unwritten_since: Cell::new(None),
+            missed_tick: Cell::new(false),
             unsynced_since: Cell::new(None),
             window_frontier: Cell::new(0),
             durable_frontier: Cell::new(0),
@@ -235,147 +258,14 @@ impl Committer {
             return;
         }
         tracked.dirty.set(true);
+        tracked.note_change();
         self.dirty.borrow_mut().push(tracked.clone());
         self.arm();
     }
 
     /// Whether anything is owed to any file.
     pub fn is_idle(&self) -> bool {
-        !self.running.get()
-    }
-
-    /// Writes nothing more for a partition, except for what is under way at this moment (C80).
-    pub fn forget(&self, destination: Destination) {
-        let tracked = self.partitions.borrow_mut().remove(&destination);
-        let Some(tracked) = tracked else { return };
-        tracked.forgotten.set(true);
-        self.unschedule_level(&tracked);
-        self.drop_handle(&tracked);
-        let mut leaving = self.leaving.borrow_mut();
-        leaving.retain(|left| left.busy.get());
-        if tracked.busy.get() {
-            leaving.push(tracked);
-        }
-    }
-
-    /// Resolves when no write for a forgotten partition of the topic is under way any more, so that its directory
-    /// may be replaced (C80, lesson N14.2).
-    pub async fn forgotten(&self, incarnation: Incarnation) {
-        loop {
-            let writes = |left: &&Rc<Tracked>| left.destination.incarnation == incarnation && left.busy.get();
-            let busy = self.leaving.borrow().iter().find(writes).cloned();
-            match busy {
-                Some(busy) => busy.idle.notified().await,
-                None => return,
-            }
-        }
-    }
-
-    /// Makes both files of a partition exact and durable, then forgets it (D18, C79). The caller has stopped acks.
-    pub async fn close(self: &Rc<Self>, destination: Destination) -> io::Result<()> {
-        let tracked = self.partitions.borrow().get(&destination).cloned();
-        let Some(tracked) = tracked else { return Ok(()) };
-        let flushed = self.flush(&tracked).await;
-        self.forget(destination);
-        flushed
-    }
-
-    /// Closes every partition; goes on after an error and returns the first.
-    pub async fn close_all(self: &Rc<Self>) -> io::Result<()> {
-        let all: Vec<Destination> = self.partitions.borrow().keys().copied().collect();
-        let mut outcome = Ok(());
-        for destination in all {
-            if let Err(error) = self.close(destination).await {
-                tracing::error!(%error, topic_incarnation = %destination.incarnation, partition = destination.partition,
-                    "consumer position could not be made durable at close: acks since the last sync may come back");
-                outcome = outcome.and(Err(error));
-            }
-        }
-        outcome
-    }
-
-    fn arm(self: &Rc<Self>) {
-        if self.running.replace(true) {
-            self.work.notify_one();
-        } else {
-            rt::spawn(Queue::Consume, self.clone().run());
-        }
-    }
-
-    async fn run(self: Rc<Self>) {
-        let mut tick_at = rt::now() + self.tick;
-        loop {
-            let now = rt::now();
-            let ticking = !self.dirty.borrow().is_empty() || !self.unsynced.borrow().is_empty();
-            if ticking && now >= tick_at {
-                self.write_dirty().await;
-                self.collect_due();
-                tick_at = rt::now().max(tick_at + self.tick);
-                if rt::now() - now > self.tick {
-                    self.warn(&self.warned_tick, "writing consumer positions took longer than a tick");
-                }
-                continue;
-            }
-            let due = self.due.borrow_mut().pop_front();
-            if let Some(tracked) = due {
-                if let Err(error) = self.sync(&tracked).await {
-                    self.report(&tracked, "syncing", &error);
-                }
-                continue;
-            }
-            let level = self.levels.borrow().first().copied();
-            match level {
-                Some((at, destination)) if at <= now => {
-                    self.levels.borrow_mut().remove(&(at, destination));
-                    self.level_scheduled(destination).await;
-                }
-                _ if ticking => rt::sleep_until(tick_at).await,
-                Some((at, _)) => {
-                    // Nothing but levelling is owed: sleep until then, or until an ack comes.
-                    if rt::timeout(at - now, self.work.notified()).await.is_ok() {
-                        tick_at = rt::now() + self.tick;
-                    }
-                }
-                None => break,
-            }
-        }
-        self.running.set(false);
-    }
-
-    async fn write_dirty(&self) {
-        let dirty = std::mem::take(&mut *self.dirty.borrow_mut());
-        for tracked in dirty {
-            let busy = tracked.acquire().await;
-            if let Err(error) = self.write(&tracked).await {
-                drop(busy);
-                self.report(&tracked, "writing", &error);
-                if tracked.writable() {
-                    tracked.dirty.set(true);
-                    self.dirty.borrow_mut().push(tracked);
-                }
-            }
-        }
-    }
-
-    /// Moves to the sync queue what this tick is to sync: a share of the partitions by hash, and whatever has waited
-    /// a full interval (C71).
-    fn collect_due(&self) {
-        let ticks = self.ticks.replace(self.ticks.get() + 1);
-        let spread = (self.options.interval.as_nanos() / self.tick.as_nanos()).max(1) as u64;
-        let now = rt::now();
-        let mut longest = Duration::ZERO;
-        self.unsynced.borrow_mut().retain(|tracked| {
-            let waited = tracked.unsynced_since.get().map_or(Duration::ZERO, |since| now - since);
-            longest = longest.max(waited);
-            let due = waited >= self.options.interval || spread_of(tracked.destination) % spread == ticks % spread;
-            if due {
-                self.due.borrow_mut().push_back(tracked.clone());
-            }
-            !due
-        });
-        if longest > 2 * self.options.interval {
-            self.warn(&self.warned_wait, "a consumer position waited more than twice its interval for its sync");
-        }
+        !self.running.get() && !self.syncing.get() && self.priming.get() == 0
     }
 
     /// Writes the window slot. The caller holds the partition busy.
@@ -396,25 +286,15 @@ impl Committer {
         let sequence = slots.take_sequence();
         tracked.slots.set(Some(slots));
         let slot = slot_of(tracked.destination.incarnation, sequence, frontier, &acked);
-        file.write_at(slots.window_at(), slot).await?;
+        let oldest = tracked.unwritten_since.take();
+        if let Err(error) = file.write_at(slots.window_at(), slot).await {
+            tracked.unwritten_since.set(oldest.or(tracked.unwritten_since.get()));
+            return Err(error);
+        }
         tracked.window_frontier.set(frontier);
         if tracked.unsynced_since.get().is_none() {
             tracked.unsynced_since.set(Some(rt::now()));
             self.unsynced.borrow_mut().push(tracked.clone());
-        }
-        Ok(())
-    }
-
-    async fn sync(self: &Rc<Self>, tracked: &Rc<Tracked>) -> io::Result<()> {
-        let _busy = tracked.acquire().await;
-        self.sync_window(tracked).await?;
-        let ahead = tracked.durable_frontier.get() > tracked.level.get();
-        if ahead && rt::now() >= tracked.level_at.get() {
-            self.write_level(tracked).await?;
-        } else if ahead && tracked.level_scheduled.get().is_none() && tracked.writable() {
-            let at = tracked.level_at.get();
-            tracked.level_scheduled.set(Some(at));
-            self.levels.borrow_mut().insert((at, tracked.destination));
         }
         Ok(())
     }
@@ -444,16 +324,6 @@ impl Committer {
         Ok(())
     }
 
-    async fn level_scheduled(&self, destination: Destination) {
-        let tracked = self.partitions.borrow().get(&destination).cloned();
-        let Some(tracked) = tracked else { return };
-        tracked.level_scheduled.set(None);
-        let _busy = tracked.acquire().await;
-        if let Err(error) = self.write_level(&tracked).await {
-            self.report(&tracked, "levelling", &error);
-        }
-    }
-
     fn unschedule_level(&self, tracked: &Tracked) {
         if let Some(at) = tracked.level_scheduled.take() {
             self.levels.borrow_mut().remove(&(at, tracked.destination));
@@ -473,18 +343,6 @@ impl Committer {
         file.write_durable_at(0, Slice::copy_from(&record)).await?;
         tracked.level.set(frontier);
         Ok(())
-    }
-
-    async fn flush(self: &Rc<Self>, tracked: &Rc<Tracked>) -> io::Result<()> {
-        let _busy = tracked.acquire().await;
-        let Some(source) = tracked.source.upgrade() else { return Ok(()) };
-        let frontier = source.position(&mut Vec::new());
-        drop(source);
-        if tracked.dirty.get() || (frontier > tracked.level.get() && tracked.slots.get().is_none()) {
-            self.write(tracked).await?;
-        }
-        self.sync_window(tracked).await?;
-        self.write_level(tracked).await
     }
 
     /// The partition's open `consumer.ahead`; kept open while there is room for its handle (C82).

@@ -134,7 +134,8 @@ fn d17_what_a_killed_process_left_in_the_page_cache_is_durable_once_the_log_is_o
         image.process_crash();
         // Nobody consumes from the partition in this life: its log is opened, and that is all.
         let second = Committer::new(disk.clone(), CommitterOptions::default());
-        assert!(!second.clamp(&directory(0), LIFE, 100).await.expect("simulated"), "nothing to cut back");
+        let found = second.clamp(&directory(0), LIFE, 100).await.expect("simulated");
+        assert_eq!(found.frontier, 4, "nothing to cut back");
         image.power_cut_as(Survival::Nothing);
         let third = Committer::new(disk.clone(), CommitterOptions::default());
         assert_eq!(stored(&third, 0).await.position, at(4));
@@ -358,4 +359,74 @@ fn c72_d17_d19_power_cuts_between_failing_and_slow_syncs_never_lose_what_was_dur
             }
         });
     }
+}
+
+/// Two partitions that have both been written and synced once.
+async fn two_settled(committer: &Rc<Committer>, disk: &Disk) -> [(Rc<Acks>, Rc<Tracked>); 2] {
+    let both = [track(committer, disk, 0).await, track(committer, disk, 1).await];
+    for (acks, tracked) in &both {
+        acks.frontier.set(1);
+        committer.mark_dirty(tracked);
+    }
+    rt::sleep(Duration::from_millis(1500)).await;
+    both.iter().for_each(|(_, tracked)| assert_eq!(tracked.durable_frontier.get(), 1));
+    both
+}
+
+#[test]
+fn d16_a_slow_sync_keeps_only_its_own_partition_out_of_the_page_cache_and_only_until_it_ends() {
+    use crate::io::sim::{Fault, NthCall, Op, SimDisk};
+    let (sim, image) = (Sim::new(21), SimDisk::new(21));
+    let disk = Disk::Sim(image.clone());
+    sim.run(async move {
+        let committer = Committer::new(disk.clone(), CommitterOptions::default());
+        let [slow, other] = two_settled(&committer, &disk).await;
+        const STALL: Duration = Duration::from_secs(3);
+        image.inject(NthCall::new(Op::SyncData, 1, Fault::Stall(STALL)).on("p00000"));
+        slow.0.frontier.set(2);
+        committer.mark_dirty(&slow.1);
+        while !slow.1.busy.get() || slow.1.window_frontier.get() < 2 {
+            rt::sleep(Duration::from_millis(1)).await;
+        }
+        let stalled = rt::now();
+        for frontier in 3..20 {
+            for (acks, tracked) in [&slow, &other] {
+                acks.frontier.set(frontier);
+                committer.mark_dirty(tracked);
+            }
+            rt::sleep(TICK + Duration::from_millis(10)).await;
+            assert_eq!(stored(&committer, 1).await.position, at(frontier), "the other one is written each tick");
+            assert_eq!(stored(&committer, 0).await.position, at(2), "the slot under sync does not change");
+        }
+        let waited = committer.oldest_unwritten();
+        assert!(waited > 10 * TICK && waited <= rt::now() - stalled, "{waited:?}");
+        while slow.1.busy.get() {
+            rt::sleep(Duration::from_micros(100)).await;
+        }
+        rt::sleep(Duration::from_millis(5)).await;
+        assert_eq!(stored(&committer, 0).await.position, at(19), "written at once, not at the next tick");
+        assert_eq!(committer.oldest_unwritten(), Duration::ZERO);
+    });
+}
+
+#[test]
+fn d16_the_first_sync_of_a_new_partition_delays_nobody_else() {
+    use crate::io::sim::{Fault, NthCall, Op, SimDisk};
+    let (sim, image) = (Sim::new(22), SimDisk::new(22));
+    let disk = Disk::Sim(image.clone());
+    sim.run(async move {
+        let committer = Committer::new(disk.clone(), CommitterOptions::default());
+        let [other, _] = two_settled(&committer, &disk).await;
+        let fresh = track(&committer, &disk, 2).await;
+        image.inject(NthCall::new(Op::SyncData, 1, Fault::Stall(Duration::from_secs(2))).on("p00002"));
+        for (acks, tracked) in [&fresh, &other] {
+            acks.frontier.set(7);
+            committer.mark_dirty(tracked);
+        }
+        rt::sleep(TICK + Duration::from_millis(10)).await;
+        assert_eq!(stored(&committer, 0).await.position, at(7));
+        assert_eq!(stored(&committer, 2).await.position, None, "its first sync is still under way (C76)");
+        rt::sleep(Duration::from_secs(2)).await;
+        assert_eq!(stored(&committer, 2).await.position, at(7));
+    });
 }

@@ -8,6 +8,7 @@
 //! Drivers:
 //! - `committer`: writes the positions of all partitions of a shard.
 //! - `partition`, `topic`: one partition's leases over its records; a topic's partitions on one shard.
+//! - `unload`: what is kept of a partition whose log is closed.
 //! - `shard_queues`: all of it for one shard, and the requests of the other shards.
 //! - `consumer`: what HTTP calls.
 //!
@@ -27,6 +28,7 @@ mod position_io;
 mod shard_queues;
 mod sweep;
 mod topic;
+mod unload;
 mod waiters;
 
 use std::rc::Rc;
@@ -47,9 +49,15 @@ pub trait Records {
     /// Lowest retained offset.
     fn oldest(&self) -> u64;
     fn read(&self, offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>>;
+    /// The answer of `read`, when it takes no disk. Allocates nothing: most deliveries are answered so.
+    fn read_cached(&self, _offset: u64) -> Option<Result<LogRecord, ReadError>> {
+        None
+    }
     /// The next offset at or after `offset` that may hold a readable record: lets a consumer step over a permanent
     /// gap at once instead of offset by offset.
     fn next_readable(&self, offset: u64) -> u64;
+    /// A consumer looks at the records: they are not idle (S81).
+    fn touch(&self) {}
 }
 
 pub type RecordsHandle = Rc<dyn Records>;

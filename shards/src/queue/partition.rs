@@ -169,7 +169,8 @@ impl PartitionQueue {
 
     /// Whether a claim would find something. Cheap: a scan asks every partition.
     pub fn is_available(self: &Rc<Self>) -> bool {
-        let bounds = self.touch();
+        self.records.borrow().touch();
+        let bounds = self.touch(rt::now());
         self.state.borrow().available(bounds).is_ok()
     }
 
@@ -182,7 +183,12 @@ impl PartitionQueue {
             }
             let Some(reservation) = self.reserve() else { break };
             let records = self.records.borrow().clone();
-            match records.read(reservation.offset).await {
+            records.touch();
+            let read = match records.read_cached(reservation.offset) {
+                Some(read) => read,
+                None => records.read(reservation.offset).await,
+            };
+            match read {
                 Ok(record) => held.push(reservation.deliver(record)),
                 Err(ReadError::Unreadable) => {
                     let next = records.next_readable(reservation.offset + 1);
@@ -201,19 +207,20 @@ impl PartitionQueue {
 
     /// Leases the next record (C7). Any touch notices lapsed leases and removed records first (D7, C59).
     fn reserve(self: &Rc<Self>) -> Option<Reservation<'_>> {
-        let bounds = self.touch();
+        let now = rt::now();
+        let bounds = self.touch(now);
         let mut state = self.state.borrow_mut();
         state.available(bounds).ok()?;
         let nonce = (rt::random_u64() >> 1).max(1);
-        let offset = state.reserve(rt::now(), bounds, nonce).ok()?;
+        let offset = state.reserve(now, bounds, nonce).ok()?;
         drop(state);
         self.schedule_sweep();
         Some(Reservation { partition: self, offset, nonce })
     }
 
-    fn touch(self: &Rc<Self>) -> Bounds {
+    fn touch(self: &Rc<Self>, now: Instant) -> Bounds {
         let bounds = self.bounds();
-        let lapsed = self.state.borrow_mut().expire(rt::now());
+        let lapsed = self.state.borrow_mut().expire(now);
         self.retire_below(bounds.oldest);
         if lapsed > 0 {
             self.announce();
@@ -226,18 +233,18 @@ impl PartitionQueue {
         if let Some(overtaken) = overtaken {
             if overtaken.unsettled > 0 {
                 tracing::warn!(topic = %self.topic.name, partition = self.destination.partition,
-                    from = overtaken.from, to = overtaken.to, unsettled = overtaken.unsettled,
-                    "retention removed records that no consumer had acked: consumers are too slow or absent");
+                    from = overtaken.from, to = overtaken.to, skipped = overtaken.unsettled,
+                    "consumer frontier fell behind retention: these records were removed before anybody acked them; consumers are \
+                    too slow or absent");
             }
             self.mark_dirty();
             self.announce();
         }
     }
 
-    /// Ack, extend, nack or release one lease.
-    pub fn settle(self: &Rc<Self>, settle: &Settle) -> SettleStatus {
-        let bounds = self.touch();
-        let now = rt::now();
+    /// Ack, extend, nack or release one lease, as of `now`.
+    pub fn settle(self: &Rc<Self>, settle: &Settle, now: Instant) -> SettleStatus {
+        let bounds = self.touch(now);
         let mut state = self.state.borrow_mut();
         let blocked = state.available(bounds).is_err();
         let settled = match settle.mode {
@@ -269,6 +276,7 @@ impl PartitionQueue {
     /// Reads one record without a lease (C92-C95).
     pub async fn read_at(&self, offset: u64) -> Result<ReadAt, ClaimError> {
         let records = self.records.borrow().clone();
+        records.touch();
         match records.read(offset).await {
             Ok(record) => Ok(ReadAt::Record(self.delivery(record, 0))),
             Err(ReadError::PastEnd) => Ok(ReadAt::PastEnd),
@@ -371,7 +379,7 @@ impl PartitionQueue {
     /// Called by the sweeper at the time of the oldest lease.
     pub fn sweep(self: &Rc<Self>) {
         self.sweep_at.set(None);
-        self.touch();
+        self.touch(rt::now());
         self.schedule_sweep();
     }
 
@@ -385,6 +393,17 @@ impl PartitionQueue {
 
     pub fn is_retired(&self) -> bool {
         self.retired.get()
+    }
+
+    /// Goes on counting where an earlier life of the partition stopped.
+    pub fn carry_on(&self, figures: &PartitionMetrics) {
+        let counters = &self.counters;
+        count(&counters.consumed, figures.messages_consumed);
+        count(&counters.consumed_bytes, figures.bytes_consumed);
+        count(&counters.extended, figures.extended);
+        count(&counters.nacked, figures.nacked);
+        count(&counters.ack_rejected, figures.ack_rejected);
+        count(&counters.corrupt_skipped, figures.corrupt_skipped);
     }
 
     fn mark_dirty(&self) {

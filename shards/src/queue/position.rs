@@ -6,6 +6,7 @@
 //! answers (C73). `consumer.offset` holds the frontier alone and may trail (C77); readers take the larger (C78).
 
 use super::inflight::Range;
+use crate::le::{get_u16, get_u32, get_u64};
 use crate::meta::Incarnation;
 
 pub const AHEAD_FILE: &str = "consumer.ahead";
@@ -109,20 +110,20 @@ pub fn encode_slot(into: &mut [u8], incarnation: Incarnation, sequence: u64, fro
 
 /// Decodes one slot; `None` for anything that is not a whole slot of this incarnation (S4, C73).
 pub fn decode_slot(slot: &[u8], incarnation: Incarnation) -> Option<SlotRecord> {
-    if slot.len() != SLOT_BYTES || u32_at(slot, 0) != SLOT_MAGIC || u16_at(slot, 4) != VERSION {
+    if slot.len() != SLOT_BYTES || get_u32(slot, 0) != SLOT_MAGIC || get_u16(slot, 4) != VERSION {
         return None;
     }
-    if u32_at(slot, CRC_AT) != slot_crc(slot) || u64_at(slot, 16) != incarnation.0 {
+    if get_u32(slot, CRC_AT) != slot_crc(slot) || get_u64(slot, 16) != incarnation.0 {
         return None;
     }
-    let frontier = u64_at(slot, 24);
-    let body = slot[BODY_AT..].get(..u32_at(slot, 32) as usize)?;
-    let acked = match u16_at(slot, 6) {
+    let frontier = get_u64(slot, 24);
+    let body = slot[BODY_AT..].get(..get_u32(slot, 32) as usize)?;
+    let acked = match get_u16(slot, 6) {
         ENCODING_BITMAP => decode_bitmap(body, frontier)?,
         ENCODING_RANGES => decode_ranges(body, frontier)?,
         _ => return None,
     };
-    Some(SlotRecord { sequence: u64_at(slot, 8), position: Position { frontier, acked } })
+    Some(SlotRecord { sequence: get_u64(slot, 8), position: Position { frontier, acked } })
 }
 
 /// Encodes the content of `consumer.offset`.
@@ -140,11 +141,11 @@ pub fn encode_offset(incarnation: Incarnation, frontier: u64) -> [u8; OFFSET_REC
 /// Decodes `consumer.offset`; an empty, foreign or damaged file says nothing (C78).
 pub fn decode_offset(record: &[u8], incarnation: Incarnation) -> Option<u64> {
     let record = record.get(..OFFSET_RECORD_BYTES)?;
-    let whole = u32_at(record, 0) == OFFSET_MAGIC
-        && u16_at(record, 4) == VERSION
-        && u32_at(record, 28) == crc32c::crc32c(&record[..28])
-        && u64_at(record, 8) == incarnation.0;
-    whole.then(|| u64_at(record, 16))
+    let whole = get_u32(record, 0) == OFFSET_MAGIC
+        && get_u16(record, 4) == VERSION
+        && get_u32(record, 28) == crc32c::crc32c(&record[..28])
+        && get_u64(record, 8) == incarnation.0;
+    whole.then(|| get_u64(record, 16))
 }
 
 /// Which slot is the anchor and which the window. Small enough to be copied around a write.
@@ -321,18 +322,6 @@ pub(super) fn sign(files: &mut [u8], incarnation: Incarnation) {
         let crc = slot_crc(slot);
         slot[CRC_AT..BODY_AT].copy_from_slice(&crc.to_le_bytes());
     }
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
 #[cfg(test)]

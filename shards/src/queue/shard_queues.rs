@@ -13,6 +13,7 @@ use super::home::{Brought, Claim, HomeTopic};
 use super::partition::PartitionQueue;
 use super::sweep::Sweeper;
 use super::topic::{pause_for_snapshot, serving_shards, TopicQueue};
+use super::unload::Unloaded;
 use super::RecordsHandle;
 use crate::api::{ConsumeError, Delivery, Settle, SettleMode, SettleStatus};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
@@ -55,13 +56,21 @@ pub struct QueueMetrics {
     pub consumes_empty: u64,
     /// Waiters parked on this shard: as the topic's home, or pinned to its partitions.
     pub parked: u64,
+    /// Age of the oldest ack that is not in the page cache yet (D16).
+    pub oldest_unwritten: Duration,
     pub wait_hit: Histogram,
     pub wait_timeout: Histogram,
 }
 
 impl Default for QueueMetrics {
     fn default() -> Self {
-        QueueMetrics { consumes_empty: 0, parked: 0, wait_hit: histogram(), wait_timeout: histogram() }
+        QueueMetrics {
+            consumes_empty: 0,
+            parked: 0,
+            oldest_unwritten: Duration::ZERO,
+            wait_hit: histogram(),
+            wait_timeout: histogram(),
+        }
     }
 }
 
@@ -77,6 +86,7 @@ pub struct ShardQueues {
     snapshot: RefCell<Arc<Snapshot>>,
     topics: RefCell<BTreeMap<Incarnation, Rc<TopicQueue>>>,
     homes: RefCell<BTreeMap<Incarnation, Home>>,
+    pub(super) unloaded: Unloaded,
     waiters_made: Cell<u64>,
     stopping: Cell<bool>,
     /// Positions have been made durable for good.
@@ -95,6 +105,7 @@ impl ShardQueues {
             snapshot: RefCell::default(),
             topics: RefCell::default(),
             homes: RefCell::default(),
+            unloaded: Unloaded::default(),
             waiters_made: Cell::new(0),
             stopping: Cell::new(false),
             closed: Cell::new(false),
@@ -147,6 +158,7 @@ impl ShardQueues {
             return;
         }
         *self.snapshot.borrow_mut() = snapshot.clone();
+        self.unloaded.follow(&snapshot, self.shard);
         let topics: Vec<Rc<TopicQueue>> = self.topics.borrow().values().cloned().collect();
         for topic in topics {
             match snapshot.topic_of(topic.incarnation) {
@@ -211,7 +223,9 @@ impl ShardQueues {
     }
 
     async fn cut_back(&self, destination: Destination, directory: &Path, end: u64) -> std::io::Result<()> {
-        self.committer.clamp(directory, destination.incarnation, end).await.map(|_| ())
+        let found = self.committer.clamp(directory, destination.incarnation, end).await?;
+        self.unloaded.note_frontier(destination, found.frontier);
+        Ok(())
     }
 
     /// The shard has opened, or opened again, the log of a partition: this is its handle from now on.
@@ -235,20 +249,6 @@ impl ShardQueues {
                 topic.fire();
             }
         }
-    }
-
-    /// Before an idle log is closed for good: makes its position durable and drops its consumer state. `false`, and
-    /// nothing done, while leases or pinned waiters need it.
-    pub async fn unload(&self, destination: Destination) -> std::io::Result<bool> {
-        let Some(partition) = self.open_partition(destination) else { return Ok(true) };
-        if partition.parked() > 0 || partition.consumer_state().leased > 0 {
-            return Ok(false);
-        }
-        let Some(topic) = self.topic(destination.incarnation) else { return Ok(true) };
-        // A claim that comes meanwhile waits until the position is on disk, and then loads it from there.
-        let _closing = topic.begin_close(&partition);
-        self.committer.close(destination).await?;
-        Ok(true)
     }
 
     /// Answers everybody who waits, then makes all positions exact and durable (D18). Requests must have been
@@ -277,13 +277,14 @@ impl ShardQueues {
     }
 
     pub fn consumer_state(&self, destination: Destination) -> Option<ConsumerState> {
-        self.open_partition(destination).map(|partition| partition.consumer_state())
+        let open = self.open_partition(destination).map(|partition| partition.consumer_state());
+        open.or_else(|| self.unloaded.consumer_state(destination))
     }
 
-    /// The consumer side of every open partition's figures. Partitions without consumer state are left out: their
-    /// stored frontier is in their files (C102), see [`Committer::load`].
+    /// The consumer side of the figures of every partition whose log was opened in this process; the others' frontier
+    /// is in their files (C102).
     pub async fn partition_metrics(&self) -> BTreeMap<Destination, PartitionMetrics> {
-        let mut all = BTreeMap::new();
+        let mut all = self.unloaded.figures();
         for partition in self.all_partitions() {
             all.insert(partition.destination, partition.metrics().await);
         }
@@ -293,7 +294,9 @@ impl ShardQueues {
     pub fn metrics(&self) -> QueueMetrics {
         let parked_home: usize = self.homes.borrow().values().map(|home| home.borrow().parked()).sum();
         let parked_pinned: usize = self.all_partitions().iter().map(|partition| partition.parked()).sum();
-        QueueMetrics { parked: (parked_home + parked_pinned) as u64, ..self.metrics.borrow().clone() }
+        let parked = (parked_home + parked_pinned) as u64;
+        let oldest_unwritten = self.committer.oldest_unwritten();
+        QueueMetrics { parked, oldest_unwritten, ..self.metrics.borrow().clone() }
     }
 
     /// Topics and homes held in memory: flat under create and delete (C37).
@@ -524,11 +527,11 @@ impl ShardQueues {
             // Positions are written for the last time: an ack taken now would be confirmed and forgotten (D18).
             return vec![SettleStatus::OwnerDown; settles.len()];
         }
-        let topic = self.topic(incarnation);
+        let (topic, now) = (self.topic(incarnation), rt::now());
         let settle = |settle: &Settle| match &topic {
             None => SettleStatus::LeaseGone,
             Some(topic) => match topic.open_partition(settle.partition) {
-                Some(partition) => partition.settle(settle),
+                Some(partition) => partition.settle(settle, now),
                 None if topic.serves(settle.partition) => SettleStatus::LeaseGone,
                 None => SettleStatus::NotOwner,
             },
@@ -560,7 +563,7 @@ impl ShardQueues {
         let mut metrics = self.metrics.borrow_mut();
         metrics.consumes_empty += u64::from(!hit);
         let waits = if hit { &mut metrics.wait_hit } else { &mut metrics.wait_timeout };
-        waits.saturating_record(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+        crate::metrics::record(waits, u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
     }
 }
 

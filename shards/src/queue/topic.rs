@@ -189,6 +189,7 @@ impl TopicQueue {
         let queue = PartitionQueue::new(destination, self.clone(), records, self.limits.get(), &position);
         let source: Weak<PartitionQueue> = Rc::downgrade(&queue);
         queue.set_tracked(queues.committer.track(destination, opened.directory, source, stored.level));
+        queues.loaded(&queue);
         self.open.borrow_mut().insert(partition, queue.clone());
         Ok(queue)
     }

@@ -5,6 +5,7 @@
 //! Nothing in this crate uses another executor, timer, channel or clock.
 
 pub mod ring;
+mod ring_os;
 mod ring_pool;
 mod ring_task;
 #[cfg(test)]
@@ -27,7 +28,7 @@ use std::time::Duration;
 use crate::spsc::Doorbell;
 
 pub use several::{all, first_of};
-pub use sleep::{sleep, sleep_until, timeout, yield_now, Elapsed, Sleep};
+pub use sleep::{sleep, sleep_until, submitted, timeout, yield_now, Elapsed, Sleep};
 
 pub(crate) type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -80,6 +81,16 @@ pub(crate) trait Runtime {
     fn run_blocking(&self, job: Box<dyn FnOnce() + Send>);
     /// Wakes a task of this runtime from another thread: see `blocking`.
     fn remote_wake(&self) -> Box<dyn Fn(Waker) + Send>;
+    /// See [`is_woken`].
+    fn is_woken(&self) -> bool {
+        true
+    }
+    /// See [`forget_wake`].
+    fn forget_wake(&self) {}
+    /// See [`submitted`]: wakes the task when that is so.
+    fn wake_when_submitted(&self, waker: Waker) {
+        waker.wake();
+    }
     /// Has the runtime poll `inbox` each turn, and returns the bell that its senders ring. `None`: the runtime has
     /// no loop of its own for that; a task must do it.
     fn add_inbox(&self, _inbox: Rc<dyn Inbox>) -> Option<Arc<Doorbell>> {
@@ -110,10 +121,15 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<dyn Runtime>>> = const { RefCell::new(None) };
 }
 
+const OUTSIDE: &str = "called outside a runtime: rt functions work on shard threads and in simulation only";
+
 fn current() -> Rc<dyn Runtime> {
-    CURRENT
-        .with(|c| c.borrow().clone())
-        .expect("called outside a runtime: rt functions work on shard threads and in simulation only")
+    CURRENT.with(|c| c.borrow().clone()).expect(OUTSIDE)
+}
+
+/// For what comes back at once and enters nothing.
+fn with_current<T>(act: impl FnOnce(&dyn Runtime) -> T) -> T {
+    CURRENT.with(|c| act(&**c.borrow().as_ref().expect(OUTSIDE)))
 }
 
 /// Makes `runtime` the thread's runtime until the returned guard is dropped.
@@ -161,16 +177,29 @@ impl<T> Future for Task<T> {
     }
 }
 
+/// The time. It stands still while a task is being polled, in simulation as on a real clock: one look serves the whole
+/// poll.
 pub fn now() -> Instant {
-    current().now()
+    with_current(|runtime| runtime.now())
 }
 
 pub fn wall_clock_ms() -> u64 {
-    current().wall_clock_ms()
+    with_current(|runtime| runtime.wall_clock_ms())
 }
 
 pub fn random_u64() -> u64 {
-    current().random_u64()
+    with_current(|runtime| runtime.random_u64())
+}
+
+/// Whether the task that is being polled has been woken since this poll began, as far as the runtime can tell.
+pub fn is_woken() -> bool {
+    with_current(|runtime| runtime.is_woken())
+}
+
+/// Takes the wake of the task that is being polled back: for one that something in this very poll has caused, and that
+/// is known to be for nothing. To be called only where [`is_woken`] was false right before it.
+pub fn forget_wake() {
+    with_current(|runtime| runtime.forget_wake());
 }
 
 /// Runs a closure that may block (a password hash, a large frame's decompression) off the shard.

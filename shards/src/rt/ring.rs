@@ -21,6 +21,7 @@ use glommio::{Latency, LocalExecutorBuilder, Placement, Shares, TaskQueueHandle}
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 
+use super::ring_os::{allowed_cpus, monotonic_nanos, os_seed, pin_to};
 use super::ring_task::{Local, Shared, TaskWaker, LOCAL};
 use super::{Inbox, Instant, LocalFuture, Queue, Runtime, TimerId};
 use crate::io::ring::{Listener, Ring, RingDisk, RingSizes};
@@ -137,6 +138,10 @@ impl Tasks {
         }
     }
 
+    fn waker(&self, index: usize) -> Option<&TaskWaker> {
+        self.slots.get(index)?.as_ref().map(|task| &*task.waker)
+    }
+
     fn remove(&mut self, index: usize) -> Option<Task> {
         let task = self.slots[index].take();
         self.free.extend(task.is_some().then_some(index));
@@ -168,10 +173,16 @@ struct RingRuntime {
     serial: Cell<u64>,
     random: RefCell<ChaCha20Rng>,
     inboxes: RefCell<Vec<Rc<dyn Inbox>>>,
+    /// Tasks that go on after the next submission.
+    after_submit: RefCell<Vec<Waker>>,
     spin: Duration,
     /// CPUs of the process before this thread was pinned (lesson P2).
     cpus: libc::cpu_set_t,
     stopping: Cell<bool>,
+    /// Index of the task that is being polled.
+    polling: Cell<usize>,
+    /// The time as the task that is being polled sees it; 0 until it asks.
+    clock: Cell<u64>,
     slice_start: Cell<u64>,
     polls: Cell<u32>,
     main_done: RefCell<Option<Waker>>,
@@ -260,9 +271,12 @@ impl RingRuntime {
             serial: Cell::new(0),
             random: RefCell::new(ChaCha20Rng::from_seed(seed)),
             inboxes: RefCell::default(),
+            after_submit: RefCell::default(),
             spin: if options.cpu.is_some() { options.spin } else { Duration::ZERO },
             cpus,
             stopping: Cell::new(false),
+            polling: Cell::new(0),
+            clock: Cell::new(0),
             slice_start: Cell::new(monotonic_nanos()),
             polls: Cell::new(0),
             main_done: RefCell::default(),
@@ -295,9 +309,14 @@ impl RingRuntime {
         if self.stopping.get() {
             return Poll::Ready(());
         }
+        if !waker.is_woken() {
+            return Poll::Pending; // the wake was taken back
+        }
+        self.polling.set(index);
         let future = self.tasks.borrow_mut().slots[index].as_mut().and_then(|task| task.future.take());
         let mut future = future.expect("a task is in the table until it is done, and polled once at a time");
         waker.begin_poll(inner);
+        self.clock.set(0);
         let poll = self.guarded(|| future.as_mut().poll(&mut Context::from_waker(as_waker)));
         match poll {
             Poll::Pending => {
@@ -371,16 +390,21 @@ impl RingRuntime {
 
     /// Submits, takes completions, messages and due timers; blocks when nothing is runnable.
     fn turn(&self) {
+        self.clock.set(0);
         self.ring.reap();
         self.take_messages();
         self.expire_timers(monotonic_nanos());
-        if LOCAL.with(Local::anything_runnable) {
+        let mut waiting = self.after_submit.take();
+        if LOCAL.with(Local::anything_runnable) || !waiting.is_empty() {
             if self.ring.wants_enter() {
                 self.ring.enter(None);
             }
+            waiting.drain(..).for_each(Waker::wake);
         } else if !self.spin_for_work() {
             self.block();
         }
+        self.after_submit.replace(waiting);
+        self.clock.set(0);
         self.ring.reap();
         self.take_messages();
         let now = monotonic_nanos();
@@ -499,7 +523,10 @@ impl Runtime for RingRuntime {
     }
 
     fn now(&self) -> Instant {
-        Instant(monotonic_nanos())
+        if self.clock.get() == 0 {
+            self.clock.set(monotonic_nanos());
+        }
+        Instant(self.clock.get())
     }
 
     fn wall_clock_ms(&self) -> u64 {
@@ -530,6 +557,20 @@ impl Runtime for RingRuntime {
         Box::new(Waker::wake)
     }
 
+    fn is_woken(&self) -> bool {
+        self.tasks.borrow().waker(self.polling.get()).is_none_or(|waker| waker.is_woken())
+    }
+
+    fn forget_wake(&self) {
+        if let Some(waker) = self.tasks.borrow().waker(self.polling.get()) {
+            waker.uncount();
+        }
+    }
+
+    fn wake_when_submitted(&self, waker: Waker) {
+        self.after_submit.borrow_mut().push(waker);
+    }
+
     fn add_inbox(&self, inbox: Rc<dyn Inbox>) -> Option<Arc<Doorbell>> {
         self.inboxes.borrow_mut().push(inbox);
         Some(self.shared.bell.clone())
@@ -540,51 +581,4 @@ impl Runtime for RingRuntime {
 pub(super) fn die(reason: &str) -> ! {
     eprintln!("narad: {reason}; the process stops");
     std::process::abort()
-}
-
-fn monotonic_nanos() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is valid for the call, which cannot fail for this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-fn os_seed() -> io::Result<[u8; 32]> {
-    let mut seed = [0u8; 32];
-    // SAFETY: the buffer is valid for its length.
-    let got = unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
-    match got == seed.len() as isize {
-        true => Ok(seed),
-        false => Err(io::Error::other(format!("cannot get a random seed: {}", io::Error::last_os_error()))),
-    }
-}
-
-fn allowed_cpus() -> io::Result<libc::cpu_set_t> {
-    // SAFETY: zeroed is the empty set.
-    let mut cpus: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is valid for the stated size.
-    match unsafe { libc::sched_getaffinity(0, std::mem::size_of_val(&cpus), &mut cpus) } {
-        0 => Ok(cpus),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn pin_to(cpu: usize, allowed: &libc::cpu_set_t) -> io::Result<()> {
-    // SAFETY: reads a bit of a valid set; the bound keeps the index inside it.
-    let may = cpu < libc::CPU_SETSIZE as usize && unsafe { libc::CPU_ISSET(cpu, allowed) };
-    if !may {
-        let text = format!("cannot pin to CPU {cpu}: this process may not use it (cpuset, taskset or AllowedCPUs)");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
-    }
-    // SAFETY: zeroed is the empty set; the bound was checked above.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        set
-    };
-    // SAFETY: the pointer is valid for the stated size.
-    match unsafe { libc::sched_setaffinity(0, std::mem::size_of_val(&set), &set) } {
-        0 => Ok(()),
-        _ => Err(io::Error::other(format!("cannot pin to CPU {cpu}: {}", io::Error::last_os_error()))),
-    }
 }

@@ -141,7 +141,8 @@ impl TaskWaker {
         }
     }
 
-    fn uncount(&self) {
+    /// Not runnable (any more). On the runtime's thread.
+    pub fn uncount(&self) {
         if self.is_woken() {
             self.woken.store(false, Ordering::Relaxed);
             LOCAL.with(|local| {

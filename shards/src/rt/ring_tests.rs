@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use super::ring::{run_shard_thread, Options, RingHandle};
@@ -330,6 +331,79 @@ fn e25_a_panic_in_a_task_takes_the_process_down_with_the_reason_last() {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     let last = text.lines().last().unwrap_or_default();
     assert_eq!(last, "narad: panic on shard thread shard 3: the ledger does not add up; the process stops");
+}
+
+/// Counts the polls of a task that wakes itself in its first one, and forgets that or not.
+fn polls_until_woken(forget: bool, others: usize) -> u32 {
+    run(move |_| async move {
+        let (polls, done): (Rc<Cell<u32>>, Rc<Cell<bool>>) = Default::default();
+        let waker: Rc<Cell<Option<std::task::Waker>>> = Rc::default();
+        let (count, end, slot) = (polls.clone(), done.clone(), waker.clone());
+        let task = rt::spawn(
+            Queue::Foreground,
+            std::future::poll_fn(move |cx| {
+                count.set(count.get() + 1);
+                if end.get() {
+                    return Poll::Ready(());
+                }
+                slot.set(Some(cx.waker().clone()));
+                if count.get() == 1 {
+                    assert!(!rt::is_woken());
+                    cx.waker().wake_by_ref();
+                    assert!(rt::is_woken());
+                    if forget {
+                        rt::forget_wake();
+                        assert!(!rt::is_woken());
+                    }
+                }
+                Poll::Pending
+            }),
+        );
+        for _ in 0..others {
+            rt::spawn(Queue::Foreground, rt::yield_now());
+        }
+        rt::sleep(Duration::from_millis(5)).await;
+        done.set(true);
+        waker.take().expect("it was polled").wake();
+        task.await;
+        polls.get()
+    })
+}
+
+#[test]
+fn a_wake_that_is_taken_back_polls_nobody_and_a_later_one_does() {
+    for others in [0, 3] {
+        assert_eq!(polls_until_woken(false, others), 3);
+        assert_eq!(polls_until_woken(true, others), 2);
+    }
+}
+
+#[test]
+fn what_follows_a_submission_runs_after_everything_that_was_runnable() {
+    let order = run(|_| async {
+        let log: Rc<std::cell::RefCell<Vec<u32>>> = Rc::default();
+        let write = |number: u32| {
+            let log = log.clone();
+            move || log.borrow_mut().push(number)
+        };
+        let (early, late, last) = (write(1), write(2), write(3));
+        let tasks = [
+            rt::spawn(Queue::Foreground, async move {
+                rt::submitted().await;
+                last();
+            }),
+            rt::spawn(Queue::Foreground, async move {
+                early();
+                rt::yield_now().await;
+                late();
+            }),
+        ];
+        for task in tasks {
+            task.await;
+        }
+        log.take()
+    });
+    assert_eq!(order, [1, 2, 3]);
 }
 
 #[test]

@@ -81,3 +81,18 @@ pub async fn yield_now() {
     })
     .await
 }
+
+/// Completes once every task that is runnable now has had a turn, and what they gave the ring is with the kernel: for
+/// work that must not delay their answers.
+pub async fn submitted() {
+    let mut asked = false;
+    std::future::poll_fn(move |cx| {
+        if asked {
+            return Poll::Ready(());
+        }
+        asked = true;
+        current().wake_when_submitted(cx.waker().clone());
+        Poll::Pending
+    })
+    .await
+}

@@ -1,7 +1,7 @@
 //! Topic directories, which the partitions of several shards share. One shard looks after each, chosen by the
 //! topic's name, so that two shards never prepare, set aside or remove it at the same time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,20 +10,30 @@ use super::{Inner, KeyedLocks};
 use crate::api::{MetaCommand, MetaReply};
 use crate::log::{Retire, TopicDirectories, TopicKind};
 use crate::meta::{Address, Incarnation, ShardId, Snapshot};
+use crate::metrics::SetAside;
 use crate::peer::{LocalBoxFuture, Reply, Request};
 use crate::rt::{self, Queue};
+
+/// Set-aside copies that the start names one by one.
+const QUARANTINED_LOGGED_MAX: u64 = 20;
 
 pub struct DirectoryKeeper {
     topics: TopicDirectories,
     /// Incarnations whose directory is known to be there and theirs.
     prepared: RefCell<BTreeSet<Incarnation>>,
     by_name: KeyedLocks<Arc<str>>,
+    /// What the sweep at start has left.
+    set_aside: Cell<Option<SetAside>>,
 }
 
 impl DirectoryKeeper {
     pub fn new(topics: TopicDirectories) -> DirectoryKeeper {
         let by_name = KeyedLocks { locks: RefCell::default() };
-        DirectoryKeeper { topics, prepared: RefCell::default(), by_name }
+        DirectoryKeeper { topics, prepared: RefCell::default(), by_name, set_aside: Cell::new(None) }
+    }
+
+    pub fn set_aside(&self) -> Option<SetAside> {
+        self.set_aside.get()
     }
 
     pub fn topics(&self) -> &TopicDirectories {
@@ -97,6 +107,7 @@ impl Inner {
         }
         self.directories.prepared.borrow_mut().remove(&incarnation);
         self.queues().topic_removed(incarnation).await;
+        self.partitions.left(incarnation).await;
     }
 
     /// Removes the directories of topics that the new snapshot has lost, as their keeper.
@@ -118,26 +129,28 @@ impl Inner {
     }
 
     /// Removes what is left of a deleted incarnation, once the control thread has confirmed that it is gone: the
-    /// local view alone never destroys data (S10, lesson N12).
-    async fn purge(self: &Rc<Self>, name: &Arc<str>, incarnation: Incarnation) {
+    /// local view alone never destroys data (S10, lesson N12). Returns whether nothing is left.
+    async fn purge(self: &Rc<Self>, name: &Arc<str>, incarnation: Incarnation) -> bool {
         let question = MetaCommand::ConfirmGone { name: name.to_string(), incarnation: Some(incarnation) };
         match self.carrier.call(Address::CONTROL, Request::Meta(question)).await {
             Ok(Reply::Meta(MetaReply::Gone)) => {}
             answer => {
                 tracing::warn!(topic = %name, %incarnation, ?answer,
                     "purge deferred: the topic incarnation is not confirmed gone; its files go at the next start");
-                return;
+                return false;
             }
         }
         let _name = self.directories.by_name.of(name).enter().await;
         close_everywhere(self, incarnation).await;
-        if let Err(error) = self.directories.topics.purge(name, incarnation).await {
+        let purged = self.directories.topics.purge(name, incarnation).await;
+        if let Err(error) = &purged {
             tracing::warn!(topic = %name, %incarnation, %error,
                 "the files of a deleted topic could not be removed; the next start tries again");
         }
         if self.snapshot.borrow().topic(name).is_none() {
             self.directories.by_name.forget(name);
         }
+        purged.is_ok()
     }
 
     /// At start: directories of incarnations that the snapshot does not know are removed once confirmed gone; those
@@ -149,9 +162,17 @@ impl Inner {
                 Ok(entries) => entries,
                 Err(error) => return tracing::warn!(%error, "the topic directories could not be swept"),
             };
+            let mut found = SetAside::default();
             for entry in entries {
                 if !inner.keeps(&entry.topic) {
                     continue;
+                }
+                for (name, bytes) in &entry.quarantined {
+                    (found.copies, found.bytes) = (found.copies + 1, found.bytes + bytes);
+                    if found.copies <= QUARANTINED_LOGGED_MAX {
+                        tracing::error!(kind = "partition", topic = %entry.topic, dir = %entry.path.join(name).display(),
+                            bytes, "quarantined partition copy on this node");
+                    }
                 }
                 let (incarnation, live) = match entry.kind {
                     TopicKind::Marked(incarnation) => {
@@ -161,13 +182,27 @@ impl Inner {
                     TopicKind::Unmarked => {
                         tracing::warn!(topic = %entry.topic,
                             "a topic directory without a readable incarnation mark was left in place");
+                        found.orphans += 1;
                         continue;
                     }
                 };
                 if !live {
-                    inner.purge(&Arc::from(entry.topic.as_str()), incarnation).await;
+                    let gone = inner.purge(&Arc::from(entry.topic.as_str()), incarnation).await;
+                    match entry.kind {
+                        _ if gone => {}
+                        TopicKind::Stale(_) => found.copies += 1,
+                        TopicKind::Marked(_) | TopicKind::Unmarked => found.orphans += 1,
+                    }
                 }
             }
+            if found.copies > 0 {
+                tracing::error!(
+                    copies = found.copies,
+                    bytes = found.bytes,
+                    "copies were set aside on this node: look at them, keep what matters, remove them by hand"
+                );
+            }
+            inner.directories.set_aside.set(Some(found));
         });
     }
 }

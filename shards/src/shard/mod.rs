@@ -6,6 +6,9 @@ pub mod inspect;
 mod partitions;
 mod produce;
 mod reserve;
+mod retention;
+#[cfg(test)]
+mod retention_tests;
 mod serve;
 mod stop;
 pub mod topics;
@@ -18,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::dispatch::{Dispatcher, Environment, Limits};
-use crate::io::Disk;
+use crate::io::{Disk, FillBudget};
 use crate::log::{LogOptions, LogShared, TopicDirectories};
 use crate::meta::{Address, NodeId, ShardId, Snapshot};
 use crate::metrics::ShardMetrics;
@@ -30,7 +33,10 @@ use crate::wal::{Mode, Wal, WalOptions};
 
 use directories::DirectoryKeeper;
 use partitions::Partitions;
+use produce::Rejections;
 use reserve::DiskReserve;
+use retention::Reaper;
+pub use retention::RetentionOptions;
 use topics::TopicTable;
 
 const STAGING_BYTES_MIN: usize = 48 << 20;
@@ -49,6 +55,7 @@ pub struct ShardOptions {
     pub wal_segment_bytes: u64,
     pub log: LogOptions,
     pub positions: CommitterOptions,
+    pub retention: RetentionOptions,
     /// Produce is refused while less space is free (E22).
     pub disk_reserve_bytes: u64,
     /// WAL directories without a shard of their own that this shard drains (E18).
@@ -82,6 +89,8 @@ struct Inner {
     directories: DirectoryKeeper,
     queues: OnceCell<Rc<ShardQueues>>,
     reserve: DiskReserve,
+    reaper: Reaper,
+    rejections: RefCell<Rejections>,
     /// Produce is refused: the node is stopping.
     draining: Cell<bool>,
     quiesced: Cell<bool>,
@@ -107,10 +116,11 @@ impl Shard {
         snapshot: Arc<Snapshot>,
         carrier: Rc<dyn Carrier>,
     ) -> Result<Shard, ShardOpenError> {
-        let wal = open_wal(&options, u32::from(options.id), Mode::Active).await?;
+        let fill = FillBudget::of_shard(u64::from(snapshot.shards));
+        let wal = open_wal(&options, u32::from(options.id), Mode::Active, &fill).await?;
         let mut adopted = Vec::new();
         for number in &options.adopt {
-            adopted.push((*number, open_wal(&options, *number, Mode::Drain).await?));
+            adopted.push((*number, open_wal(&options, *number, Mode::Drain, &fill).await?));
         }
         let committer = Committer::new(options.disk.clone(), options.positions);
         let topics = TopicDirectories::new(options.disk.clone(), options.data_dir.join("topics"));
@@ -123,10 +133,12 @@ impl Shard {
             wal,
             own: OnceCell::new(),
             adopted: RefCell::default(),
-            partitions: Partitions::new(LogShared::new(options.memory_bytes / 8)),
+            partitions: Partitions::new(LogShared::new(options.memory_bytes / 8, fill)),
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
             reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
+            reaper: Reaper::default(),
+            rejections: RefCell::default(),
             draining: Cell::new(false),
             quiesced: Cell::new(false),
             options,
@@ -150,6 +162,7 @@ impl Shard {
         let dispatcher = inner.dispatcher_for(inner.wal.clone());
         assert!(inner.own.set(dispatcher).is_ok(), "a shard is started once");
         inner.sweep_directories();
+        inner.start_reaper();
     }
 
     pub fn id(&self) -> ShardId {
@@ -207,11 +220,12 @@ fn staging_bytes(options: &ShardOptions) -> usize {
     (options.memory_bytes / 4).max(largest_batch)
 }
 
-async fn open_wal(options: &ShardOptions, number: u32, mode: Mode) -> Result<Wal, ShardOpenError> {
+async fn open_wal(options: &ShardOptions, number: u32, mode: Mode, fill: &FillBudget) -> Result<Wal, ShardOpenError> {
     let dir = options.data_dir.join("ingress").join(number.to_string());
     let mut wal = WalOptions::new(options.disk.clone(), dir, number, options.store_id);
     wal.segment_bytes = options.wal_segment_bytes;
     wal.staging_bytes_max = staging_bytes(options);
+    wal.fill = fill.clone();
     wal.mode = mode;
     Wal::open(wal).await.map_err(|error| ShardOpenError(error.to_string()))
 }
@@ -238,7 +252,9 @@ impl Inner {
         self.topics.borrow_mut().install(&snapshot, rt::random_u64);
         // The queue first: it drops what it knows of a deleted topic while the topic's log still answers "closed".
         self.queues().on_snapshot(snapshot.clone());
-        self.partitions.retire_absent(&snapshot);
+        self.partitions.follow(&snapshot);
+        // Topics that come and go leave nothing behind (lesson N27).
+        self.rejections.borrow_mut().retain(|incarnation, _| snapshot.topic_of(*incarnation).is_some());
         self.changed.notify_all();
         self.purge_deleted(&previous, &snapshot);
     }
@@ -302,6 +318,16 @@ impl Inner {
         metrics.queue = self.queues().metrics();
         metrics.partitions = self.queues().partition_metrics().await;
         self.partitions.add_metrics(&mut metrics.partitions);
+        let snapshot = self.snapshot.borrow().clone();
+        metrics.rejections = self
+            .rejections
+            .borrow()
+            .iter()
+            .filter_map(|(incarnation, counts)| Some((snapshot.topic_of(*incarnation)?.name.to_string(), *counts)))
+            .collect();
+        metrics.set_aside = self.directories.set_aside();
+        metrics.retention = self.reaper.metrics();
+        metrics.open_logs = self.partitions.open_logs().len() as u64;
         metrics
     }
 }

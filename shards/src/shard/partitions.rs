@@ -9,12 +9,12 @@ use std::sync::Arc;
 use super::inspect::LogInspection;
 use super::{Inner, KeyedLocks, QueueSide};
 use crate::api::ConsumeError;
-use crate::log::{Combiner, CommitGate, LogShared, Marker, PartitionLog, Resolved, Standing, TopicKind};
-use crate::meta::{Address, Destination, ShardId, Snapshot};
+use crate::log::{Combiner, CommitGate, LogMetrics, LogShared, Marker, PartitionLog, Resolved, Standing, TopicKind};
+use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
 use crate::metrics::PartitionMetrics;
 use crate::peer::{Carrier, CommitError, LocalBoxFuture};
 use crate::queue::{Opened, QueueEnvironment};
-use crate::rt;
+use crate::rt::{self, Instant};
 
 /// At a start: one log's recovery is a handful of small calls, each of which waits for the drive or a thread.
 const OPENED_AT_ONCE: usize = 16;
@@ -24,7 +24,12 @@ pub struct Partition {
     destination: Destination,
     topic: Arc<str>,
     shard: Weak<Inner>,
+    /// Open, or as it was when it was closed.
     log: RefCell<Option<PartitionLog>>,
+    /// What its logs counted that were closed before.
+    past: RefCell<LogMetrics>,
+    /// After a pass of retention that panicked or hung, the next one waits until then.
+    pub(super) rests_until: Cell<Instant>,
     combiner: OnceCell<Combiner>,
     produced: Cell<(u64, u64)>,
 }
@@ -39,7 +44,16 @@ impl Partition {
         self.produced.set((all_records + records, all_bytes + bytes));
     }
 
-    fn usable_log(&self) -> Option<PartitionLog> {
+    pub(super) fn destination(&self) -> Destination {
+        self.destination
+    }
+
+    /// The log, for its figures: also when it is closed (S52).
+    pub(super) fn known_log(&self) -> Option<PartitionLog> {
+        self.log.borrow().clone()
+    }
+
+    pub(super) fn usable_log(&self) -> Option<PartitionLog> {
         self.log.borrow().as_ref().filter(|log| !log.is_closed()).cloned()
     }
 }
@@ -47,34 +61,58 @@ impl Partition {
 pub struct Partitions {
     shared: Rc<LogShared>,
     slots: RefCell<BTreeMap<Destination, Rc<Partition>>>,
-    opening: KeyedLocks<Destination>,
+    pub(super) opening: KeyedLocks<Destination>,
+    /// Logs of topics that have gone, until nothing of them is under way.
+    leaving: RefCell<Vec<(Incarnation, PartitionLog)>>,
 }
 
 impl Partitions {
     pub fn new(shared: Rc<LogShared>) -> Partitions {
-        Partitions { shared, slots: RefCell::default(), opening: KeyedLocks { locks: RefCell::default() } }
+        let opening = KeyedLocks { locks: RefCell::default() };
+        Partitions { shared, slots: RefCell::default(), opening, leaving: RefCell::default() }
     }
 
-    pub fn open_log(&self, destination: Destination) -> Option<PartitionLog> {
-        self.slots.borrow().get(&destination)?.usable_log()
+    pub fn known_log(&self, destination: Destination) -> Option<PartitionLog> {
+        self.slots.borrow().get(&destination)?.known_log()
+    }
+
+    pub(super) fn all(&self) -> Vec<Rc<Partition>> {
+        self.slots.borrow().values().cloned().collect()
     }
 
     pub fn open_logs(&self) -> Vec<PartitionLog> {
         self.slots.borrow().values().filter_map(|partition| partition.usable_log()).collect()
     }
 
-    /// Lets go of every partition whose topic the snapshot does not have: its log refuses everything from here on.
-    pub fn retire_absent(&self, snapshot: &Snapshot) {
+    /// Lets go of every partition whose topic the snapshot does not have: its log refuses everything from here on. The
+    /// others follow their topic's retention (S77).
+    pub fn follow(&self, snapshot: &Snapshot) {
         self.slots.borrow_mut().retain(|destination, partition| {
-            let lives = snapshot.topic_of(destination.incarnation).is_some();
-            if !lives {
-                if let Some(log) = partition.log.borrow().as_ref() {
-                    log.retire();
+            let topic = snapshot.topic_of(destination.incarnation);
+            if let Some(log) = partition.log.borrow().as_ref() {
+                match topic {
+                    Some(topic) => log.set_retention_ms(topic.retention_ms),
+                    None => {
+                        log.retire();
+                        self.leaving.borrow_mut().push((destination.incarnation, log.clone()));
+                    }
                 }
+            }
+            if topic.is_none() {
                 self.opening.forget(destination);
             }
-            lives
+            topic.is_some()
         });
+    }
+
+    /// Resolves when nothing of an incarnation that has gone names a file any more.
+    pub async fn left(&self, incarnation: Incarnation) {
+        loop {
+            let next = self.leaving.borrow().iter().find(|(gone, _)| *gone == incarnation).map(|(_, log)| log.clone());
+            let Some(log) = next else { return };
+            log.at_rest().await;
+            self.leaving.borrow_mut().retain(|(_, other)| !other.is(&log));
+        }
     }
 
     pub fn shared(&self) -> &LogShared {
@@ -100,12 +138,13 @@ impl Partitions {
             let metrics = all.entry(*destination).or_default();
             metrics.topic = partition.topic.to_string();
             (metrics.messages_produced, metrics.bytes_produced) = partition.produced.get();
-            if let Some(log) = partition.usable_log() {
+            metrics.log = partition.past.borrow().clone();
+            if let Some(log) = partition.known_log() {
                 metrics.high_watermark = log.high_watermark();
                 metrics.oldest_offset = log.oldest();
                 metrics.size_bytes = log.size_bytes();
                 metrics.segments = log.segments();
-                metrics.log = log.metrics();
+                metrics.log.add(&log.metrics());
             }
         }
     }
@@ -127,6 +166,8 @@ impl Inner {
             topic,
             shard: self.me.clone(),
             log: RefCell::default(),
+            past: RefCell::default(),
+            rests_until: Cell::default(),
             combiner: OnceCell::new(),
             produced: Cell::default(),
         });
@@ -137,7 +178,11 @@ impl Inner {
 
     /// The partition's open log. Reads what is there and creates nothing (S3); `for_commit` makes sure that the
     /// topic's directory is there and is the live incarnation's.
-    async fn log_of(self: &Rc<Self>, partition: &Rc<Partition>, for_commit: bool) -> Result<PartitionLog, String> {
+    pub(super) async fn log_of(
+        self: &Rc<Self>,
+        partition: &Rc<Partition>,
+        for_commit: bool,
+    ) -> Result<PartitionLog, String> {
         if for_commit {
             self.ensure_directory(&partition.topic, partition.destination.incarnation).await?;
         }
@@ -180,7 +225,9 @@ impl Inner {
                 inner.queues().on_visible(destination);
             }
         }));
-        *partition.log.borrow_mut() = Some(log.clone());
+        if let Some(closed) = partition.log.borrow_mut().replace(log.clone()) {
+            partition.past.borrow_mut().add(&closed.metrics());
+        }
         self.queues().partition_opened(destination, Rc::new(log.clone()));
         Ok(log)
     }
@@ -188,7 +235,7 @@ impl Inner {
     fn log_options(&self, partition: &Partition) -> crate::log::LogOptions {
         let mut options = self.options.log.clone();
         if let Some(topic) = self.snapshot.borrow().topic_of(partition.destination.incarnation) {
-            options.roll_age_ms = topic.retention_ms;
+            options.retention_ms = topic.retention_ms;
         }
         options
     }
@@ -221,6 +268,9 @@ impl Inner {
         }
         for some in found.chunks(OPENED_AT_ONCE) {
             rt::all(some.iter().map(|partition| Box::pin(self.open_present(partition))).collect()).await;
+            for partition in some {
+                self.keep_few_open(partition).await;
+            }
         }
     }
 

@@ -1,8 +1,12 @@
 //! Accept stage: pick the partition, append to this core's WAL, wait for the group's sync. Touches nothing that
 //! another core touches (design §1).
 
+use std::collections::BTreeMap;
+
 use super::Shard;
 use crate::api::{NewRecord, ProduceError};
+use crate::meta::Incarnation;
+use crate::metrics::REJECTIONS;
 use crate::rt;
 use crate::wal::{AppendError, NewWalRecord};
 
@@ -13,7 +17,7 @@ impl Shard {
         let topic = self.inner.topics.borrow().get(topic).cloned().ok_or(ProduceError::TopicNotFound)?;
         let partition =
             topic.pick(record.key, record.partition).ok_or(ProduceError::PartitionOutOfRange { index: 0 })?;
-        self.admit()?;
+        self.admit().map_err(|error| self.count_rejection(topic.incarnation, error))?;
         let record = NewWalRecord {
             topic: &topic.name,
             incarnation: topic.incarnation,
@@ -22,7 +26,8 @@ impl Shard {
             accepted_at_ms: rt::wall_clock_ms(),
             payload: record.payload,
         };
-        self.inner.wal.append(std::slice::from_ref(&record)).await.map(drop).map_err(produce_error)
+        let appended = self.inner.wal.append(std::slice::from_ref(&record)).await;
+        appended.map(drop).map_err(|error| self.count_rejection(topic.incarnation, produce_error(error)))
     }
 
     /// All records or none, in order, with consecutive sequence numbers, one accept time and one `202`.
@@ -34,7 +39,7 @@ impl Shard {
                 return Err(ProduceError::PartitionOutOfRange { index });
             }
         }
-        self.admit()?;
+        self.admit().map_err(|error| self.count_rejection(topic.incarnation, error))?;
         let accepted_at_ms = rt::wall_clock_ms();
         let mut staged = Vec::with_capacity(records.len());
         for (index, record) in records.iter().enumerate() {
@@ -49,7 +54,8 @@ impl Shard {
                 payload: record.payload,
             });
         }
-        self.inner.wal.append(&staged).await.map(drop).map_err(produce_error)
+        let appended = self.inner.wal.append(&staged).await;
+        appended.map(drop).map_err(|error| self.count_rejection(topic.incarnation, produce_error(error)))
     }
 
     fn admit(&self) -> Result<(), ProduceError> {
@@ -61,6 +67,27 @@ impl Shard {
             return Err(ProduceError::DiskReserve);
         }
         Ok(())
+    }
+}
+
+/// Refused produces of each topic, by [`REJECTIONS`].
+pub type Rejections = BTreeMap<Incarnation, [u64; REJECTIONS.len()]>;
+
+impl Shard {
+    /// Off the path of a produce that succeeds.
+    fn count_rejection(&self, topic: Incarnation, error: ProduceError) -> ProduceError {
+        let reason = match &error {
+            ProduceError::Draining => "draining",
+            ProduceError::DiskReserve => "disk_reserve",
+            ProduceError::MemoryExhausted => "memory",
+            ProduceError::Unavailable(_) => "no_segment",
+            ProduceError::LogFailed(_) => "wal_failed",
+            ProduceError::TopicNotFound | ProduceError::PartitionOutOfRange { .. } => return error,
+        };
+        if let Some(index) = REJECTIONS.iter().position(|known| *known == reason) {
+            self.inner.rejections.borrow_mut().entry(topic).or_default()[index] += 1;
+        }
+        error
     }
 }
 

@@ -77,7 +77,7 @@ impl Inner {
         let describe = |partition| {
             let destination = Destination { incarnation, partition };
             let mut stats = PartitionStats { index: partition, ..PartitionStats::default() };
-            if let Some(log) = self.partitions.open_log(destination) {
+            if let Some(log) = self.partitions.known_log(destination) {
                 stats.segments = log.segments();
                 stats.oldest_offset = log.oldest();
                 stats.next_offset = log.next_offset();

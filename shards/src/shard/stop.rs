@@ -31,6 +31,7 @@ impl Inner {
         if let Err(error) = self.queues().shutdown().await {
             tracing::error!(%error, "consumer positions were not made durable at stop: acks may be redelivered");
         }
+        let _sweep = self.reaper.turn().await;
         for log in self.partitions.open_logs() {
             log.close().await;
         }

@@ -3,6 +3,12 @@
 //!
 //! [`mesh`] makes all ends at once; each [`Endpoint`] moves to its thread and is attached there, on the ring runtime
 //! or in simulation. Messages cross unserialised.
+//!
+//! There is no cap on calls that wait for their reply, because those who make them are capped already. A parked consume
+//! is one call, and one client connection (HTTP/1.1 serves one request of a connection at a time, pipelined ones wait in
+//! the socket): `http.max_connections`, or the descriptor limit where that is off. Acks and replays likewise. A
+//! dispatcher has 16 commits in flight for each WAL directory. So a client that parks without end runs into the cap on
+//! connections, and before that into its own of `http.max_consume_in_flight_per_identity`.
 
 mod bell;
 mod calls;

@@ -3,8 +3,8 @@
 //!
 //! And what the recovered value means beside the segments that were found (E4, lesson N1).
 
-use super::frame::{get_u32, get_u64, put_u32, put_u64};
 use crate::io::{AlignedBuf, Slice};
+use crate::le::{get_u32, get_u64, put_u32, put_u64};
 
 pub(crate) const CHECKPOINT_BYTES: usize = 48;
 const MAGIC: [u8; 8] = *b"NARADCKP";

@@ -47,14 +47,20 @@ impl Inner {
         let inner = self.clone();
         rt::spawn(Queue::Foreground, async move {
             let written = write_group(&segment, offset, bytes).await;
-            inner.group_written(id, &segment, offset, written);
+            if inner.group_written(id, &segment, offset, written) {
+                // First the answers, then the dispatcher: its work would hold up the sends of this turn.
+                rt::submitted().await;
+                inner.durable.notify_one();
+            }
         });
     }
 
-    fn group_written(&self, id: u64, segment: &Segment, offset: u64, written: io::Result<()>) {
+    /// Returns whether records have become durable.
+    fn group_written(&self, id: u64, segment: &Segment, offset: u64, written: io::Result<()>) -> bool {
         if let Err(error) = written {
             let path = segment.path.display();
-            return self.fail(format!("ingress WAL write to {path} at byte {offset} failed: {error}"));
+            self.fail(format!("ingress WAL write to {path} at byte {offset} failed: {error}"));
+            return false;
         }
         {
             let now = rt::now();
@@ -66,17 +72,17 @@ impl Inner {
                 metrics.groups += 1;
                 metrics.records += group.records;
                 metrics.bytes_written += group.bytes;
-                metrics.group_records.saturating_record(group.records);
+                crate::metrics::record(&mut metrics.group_records, group.records);
                 let micros = (now - group.submitted_at).as_micros();
-                metrics.flush_us.saturating_record(u64::try_from(micros).unwrap_or(u64::MAX));
+                crate::metrics::record(&mut metrics.flush_us, u64::try_from(micros).unwrap_or(u64::MAX));
             });
             if state.staging.durable_next == before {
-                return; // an earlier group is still on its way, or the log has failed
+                return false; // an earlier group is still on its way, or the log has failed
             }
         }
-        self.durable.notify_one();
         self.wake_flusher.notify_one();
         self.progress.notify_all();
+        true
     }
 
     /// A write or sync of unknown outcome: nothing more is written, and everything not durable has failed (E11).
@@ -199,7 +205,7 @@ impl Inner {
                 let segment = Segment::planned(&inner.folder, number, inner.segment_bytes, true);
                 (segment, state.staging.durable_next)
             };
-            let pace = Paced { hurry: || inner.state.borrow().closing };
+            let pace = Paced { budget: inner.fill.clone(), hurry: || inner.state.borrow().closing };
             let made = inner.folder.make(&segment, floor, &pace).await;
             {
                 let mut state = inner.state.borrow_mut();

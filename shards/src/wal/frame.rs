@@ -14,6 +14,7 @@
 //! recycled segment left behind, never decode (lesson D9). The head has a checksum of its own, because the group
 //! mark is known only when the group is submitted, and so that a reader may pass over a record by its head alone.
 
+use crate::le::{get_u16, get_u32, get_u64, put_u32, put_u64};
 use crate::meta::Incarnation;
 
 /// Unit of every write, read and group start, in bytes.
@@ -146,7 +147,7 @@ impl Head {
         Head {
             length: get_u32(bytes, 8),
             format: bytes[12],
-            topic_bytes: u16::from_le_bytes([bytes[14], bytes[15]]),
+            topic_bytes: get_u16(bytes, 14),
             seq: get_u64(bytes, 16),
             group_mark: get_u64(bytes, 24),
             accepted_at_ms: get_u64(bytes, 32),
@@ -213,26 +214,6 @@ impl Head {
 
 fn head_crc(seed: u32, frame: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, &frame[8..HEAD_BYTES])
-}
-
-pub(crate) fn get_u32(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-pub(crate) fn get_u64(bytes: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(word)
-}
-
-pub(crate) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
-    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-}
-
-pub(crate) fn put_u64(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
 }
 
 #[cfg(test)]

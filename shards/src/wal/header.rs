@@ -2,8 +2,9 @@
 //!
 //! A write of the header changes one sector, which a power cut leaves old or new, never mixed.
 
-use super::frame::{get_u32, get_u64, put_u32, put_u64, BLOCK_BYTES};
+use super::frame::BLOCK_BYTES;
 use crate::io::{AlignedBuf, Slice};
+use crate::le::{get_u32, get_u64, put_u32, put_u64};
 
 const MAGIC: [u8; 8] = *b"NARADWAL";
 const FORMAT: u32 = 1;

@@ -43,7 +43,7 @@ pub use error::{AppendError, WalOpenError};
 pub use frame::NewWalRecord;
 pub use metrics::WalMetrics;
 
-use crate::io::{ChunkPool, Disk, File};
+use crate::io::{ChunkPool, Disk, File, FillBudget};
 use crate::meta::Incarnation;
 use crate::peer::Record;
 use crate::rt::sync::Notify;
@@ -88,13 +88,16 @@ pub struct WalOptions {
     pub segment_bytes: u64,
     /// Bound of staging memory; at least 4 MiB are used.
     pub staging_bytes_max: usize,
+    /// What the preparation of segments may take of the device.
+    pub fill: FillBudget,
     pub mode: Mode,
 }
 
 impl WalOptions {
     pub fn new(disk: Disk, dir: PathBuf, dir_number: u32, store_id: u64) -> WalOptions {
         let (segment_bytes, staging_bytes_max) = (64 << 20, 64 << 20);
-        WalOptions { disk, dir, dir_number, store_id, segment_bytes, staging_bytes_max, mode: Mode::Active }
+        let fill = FillBudget::of_shard(1);
+        WalOptions { disk, dir, dir_number, store_id, segment_bytes, staging_bytes_max, fill, mode: Mode::Active }
     }
 }
 
@@ -114,6 +117,7 @@ pub(crate) struct Inner {
     folder: Folder,
     mode: Mode,
     segment_bytes: u64,
+    fill: FillBudget,
     checkpoint_file: File,
     state: RefCell<State>,
     /// Something was staged, or a write came back.

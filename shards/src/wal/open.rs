@@ -29,7 +29,7 @@ struct Found {
 }
 
 pub(super) async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
-    let WalOptions { disk, dir, dir_number, store_id, segment_bytes, staging_bytes_max, mode } = options;
+    let WalOptions { disk, dir, dir_number, store_id, segment_bytes, staging_bytes_max, fill, mode } = options;
     let folder = Folder { disk, dir, dir_number, store_id };
     if mode == Mode::Active {
         make_dir(&folder).await?;
@@ -52,6 +52,7 @@ pub(super) async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
         folder,
         mode,
         segment_bytes,
+        fill,
         checkpoint_file,
         state: RefCell::new(State {
             staging: Staging::new(staging_bytes_max, target, start.next_seq),

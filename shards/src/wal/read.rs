@@ -22,11 +22,22 @@ const TOPICS_KEPT: usize = 1024;
 #[derive(Default)]
 pub(crate) struct Topics {
     names: HashSet<Rc<str>>,
+    /// The one asked for last: neighbours in the log often share it.
+    last: Option<Rc<str>>,
     sweep_at: usize,
 }
 
 impl Topics {
     pub fn name(&mut self, name: &str) -> Rc<str> {
+        if let Some(last) = self.last.as_ref().filter(|last| &***last == name) {
+            return last.clone();
+        }
+        let name = self.look_up(name);
+        self.last = Some(name.clone());
+        name
+    }
+
+    fn look_up(&mut self, name: &str) -> Rc<str> {
         if let Some(known) = self.names.get(name) {
             return known.clone();
         }
@@ -88,7 +99,8 @@ impl Source for Wal {
         let mut guard = self.inner.state.borrow_mut();
         let state = &mut *guard;
         let (staging, topics) = (&mut state.staging, &mut state.topics);
-        let (mut records, mut bytes_taken) = (Vec::new(), 0);
+        let likely = staging.durable_next.saturating_sub(from).min(limit.records_max as u64) as usize;
+        let (mut records, mut bytes_taken) = (Vec::with_capacity(likely), 0);
         let next = staging.take_held(from, |head, bytes, at| {
             let body_bytes = head.length as usize - head.key_from();
             if is_full(&records, bytes_taken, body_bytes, limit) {

@@ -4,17 +4,14 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use super::frame::{generation_seed, BLOCK_BYTES};
 use super::header::{Header, State};
-use crate::io::{zero_fill, AlignedBuf, Caching, Disk, File, Open};
+use crate::io::{zero_fill, AlignedBuf, Caching, Disk, File, FillBudget, Open};
 use crate::rt;
 
 /// Distance of the entries of a segment's index.
 const INDEX_STEP_BYTES: u64 = 256 << 10;
-/// Unthrottled zero-fill triples the p99 of what else the disk does (dependencies.md §4.3).
-const FILL_BYTES_PER_SECOND: u64 = 100_000_000;
 
 /// A directory of segments.
 #[derive(Clone)]
@@ -163,15 +160,16 @@ impl Pace for Unpaced {
     }
 }
 
-/// At most 100 MB/s, until `hurry` says otherwise.
+/// Within the shard's budget, until `hurry` says otherwise.
 pub(crate) struct Paced<F: Fn() -> bool> {
+    pub budget: FillBudget,
     pub hurry: F,
 }
 
 impl<F: Fn() -> bool> Pace for Paced<F> {
     async fn pause(&self, bytes: u64) {
         if !(self.hurry)() {
-            rt::sleep(Duration::from_nanos(bytes * 1_000_000_000 / FILL_BYTES_PER_SECOND)).await;
+            rt::sleep_until(self.budget.book(bytes)).await;
         }
     }
 }

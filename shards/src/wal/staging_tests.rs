@@ -219,7 +219,7 @@ fn submitted_groups_are_what_recovery_reads() {
                         images.push((segment.clone(), vec![0xcd; SEGMENT_BYTES as usize], BLOCK_BYTES));
                     }
                     let mut end = 0;
-                    while end < bytes.len() && frame::get_u32(&bytes, end) != 0 {
+                    while end < bytes.len() && crate::le::get_u32(&bytes, end) != 0 {
                         end += Head::parse(&bytes[end..]).padded();
                     }
                     assert!(bytes[end..].iter().all(|byte| *byte == 0), "a group ends in zeros");

@@ -44,7 +44,7 @@ pub(crate) fn payload(id: u64, bytes: usize) -> Vec<u8> {
 }
 
 pub(crate) fn id_of(record: &WalRecord) -> u64 {
-    frame::get_u64(record.record.payload(), 0)
+    crate::le::get_u64(record.record.payload(), 0)
 }
 
 /// Panics unless the record is what [`append`] made.

@@ -61,8 +61,10 @@ impl Ledger {
     }
 
     /// A record that was delivered before cannot be read.
-    pub fn unreadable(&mut self, id: CopyId, at: Instant, why: &str) {
-        let known = self.copies.contains_key(&id) && self.topics.get(&id.0).is_some_and(|t| t.delete_started.is_none());
+    pub fn unreadable(&mut self, id: CopyId, at: Instant, now_ms: u64, why: &str) {
+        let known = self.copies.contains_key(&id)
+            && !self.expired(id, now_ms)
+            && self.topics.get(&id.0).is_some_and(|t| t.delete_started.is_none());
         if known && self.allowances.honest {
             let text = format!("{}: {why}", self.name(id));
             self.violate(at, Rule::Unreadable, text);
@@ -173,14 +175,14 @@ impl Ledger {
         before: Settled,
         boot: u64,
         started: Instant,
-        at: Instant,
+        (at, now_ms): (Instant, u64),
         status: Option<SettleStatus>,
     ) {
         let text = format!("{mode:?} {} lease {nonce:x}: {status:?}", self.name(id));
         self.note(at, text);
         let deleted = self.topics.get(&id.0).is_none_or(|topic| topic.delete_started.is_some());
         let Some(visibility) = self.topics.get(&id.0).map(|topic| topic.visibility) else { return };
-        let same_process = boot == self.boot;
+        let (same_process, expired) = (boot == self.boot, self.expired(id, now_ms));
         let Some(copy) = self.copies.get_mut(&id) else { return };
         // Another ack that is under way is not taken back by the answer to this one (C20).
         let unanswered = matches!(copy.settled, Settled::Maybe(_, by) if by == nonce);
@@ -222,7 +224,7 @@ impl Ledger {
             Some(SettleStatus::LeaseGone) => {
                 let others = own.endings - u32::from(mode != SettleMode::Extend);
                 let live = own.boot == boot && same_process && others == 0 && at < own.until && newer.is_none();
-                if live && !deleted {
+                if live && !deleted && !expired {
                     broken = Some((Rule::LiveLeaseRefused, "answered 410"));
                 }
                 if mode == SettleMode::Ack && before == Settled::No && unanswered {

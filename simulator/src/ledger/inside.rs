@@ -9,7 +9,7 @@ use crate::broker::Probe;
 
 impl Ledger {
     /// Statistics of one topic, asked for and answered in one process. Calls do not overlap.
-    pub fn stats(&mut self, incarnation: Incarnation, stats: &[PartitionStats], at: Instant) {
+    pub fn stats(&mut self, incarnation: Incarnation, stats: &[PartitionStats], at: Instant, now_ms: u64) {
         if self.topics.get(&incarnation).is_none_or(|topic| topic.delete_started.is_some()) {
             return;
         }
@@ -32,10 +32,16 @@ impl Ledger {
                 broken.push((Rule::Frontier, format!("went back from {} to {frontier}", before.frontier)));
             }
             if self.allowances.honest {
-                let below = (incarnation, partition.index, 0)..(incarnation, partition.index, frontier);
-                let unsettled = self.copies.range(below).find(|(_, copy)| copy.settled == Settled::No);
-                if let Some(((_, _, offset), _)) = unsettled.filter(|_| partition.oldest_offset == 0) {
+                let oldest = partition.oldest_offset;
+                let place = |offset| (incarnation, partition.index, offset);
+                let mut kept = self.copies.range(place(oldest)..place(frontier.max(oldest)));
+                if let Some(((_, _, offset), _)) = kept.find(|(_, copy)| copy.settled == Settled::No) {
                     broken.push((Rule::Frontier, format!("{frontier} has passed {offset}, which nobody acked")));
+                }
+                let newest_removed = self.copies.range(place(0)..place(oldest)).next_back();
+                if let Some((id, copy)) = newest_removed.filter(|(id, _)| !self.expired(**id, now_ms)) {
+                    let text = format!("{} was removed, it was written at {} ms", id.2, copy.timestamp_ms);
+                    broken.push((Rule::TooYoung, text));
                 }
             }
             let seen = PartitionSeen { high_watermark: watermark, frontier, boot: self.boot };

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use narad_shards::meta::Incarnation;
+use narad_shards::meta::{Incarnation, TopicMeta};
 use narad_shards::rt::Instant;
 
 use crate::broker::End;
@@ -61,6 +61,8 @@ pub enum Rule {
     Latched,
     /// S93, S94: a stored record could not be read although the disk is in order.
     Unreadable,
+    /// S71: retention took a record that was not old enough.
+    TooYoung,
     /// Nothing moved any more.
     Stalled,
     /// A process that has ended still holds memory.
@@ -110,6 +112,8 @@ struct Message {
     content: Content,
     topic: String,
     started: Instant,
+    /// Wall clock then, ms since the epoch: no commit of it can be older.
+    started_ms: u64,
     answered: Option<Instant>,
     outcome: Outcome,
     copies: Vec<CopyId>,
@@ -156,6 +160,8 @@ struct Copy {
 struct Topic {
     name: String,
     visibility: Duration,
+    /// 0: for ever.
+    retention_ms: u64,
     created: Instant,
     /// From the first attempt to delete it on, nothing of it is owed.
     delete_started: Option<Instant>,
@@ -228,10 +234,20 @@ impl Ledger {
 
     // ---- what the operator did ----
 
-    pub fn topic_created(&mut self, name: &str, incarnation: Incarnation, visibility: Duration, started: Instant) {
-        self.note(started, format!("topic {name} created as {incarnation}, visibility {visibility:?}"));
-        let topic =
-            Topic { name: name.to_owned(), visibility, created: started, delete_started: None, delete_answered: None };
+    pub fn topic_created(&mut self, meta: &TopicMeta, started: Instant) {
+        let (name, incarnation, retention_ms) = (&meta.name, meta.incarnation, meta.retention_ms);
+        let visibility = Duration::from_millis(meta.visibility_timeout_ms);
+        let text =
+            format!("topic {name} created as {incarnation}, visibility {visibility:?}, retention {retention_ms} ms");
+        self.note(started, text);
+        let topic = Topic {
+            name: name.to_string(),
+            visibility,
+            retention_ms,
+            created: started,
+            delete_started: None,
+            delete_answered: None,
+        };
         self.topics.insert(incarnation, topic);
     }
 
@@ -292,12 +308,13 @@ impl Ledger {
 
     // ---- what producers did ----
 
-    pub fn produce_started(&mut self, topic: &str, records: &[Content], at: Instant) {
+    pub fn produce_started(&mut self, topic: &str, records: &[Content], at: Instant, at_ms: u64) {
         for content in records {
             let message = Message {
                 content: content.clone(),
                 topic: topic.to_owned(),
                 started: at,
+                started_ms: at_ms,
                 answered: None,
                 outcome: Outcome::Pending,
                 copies: Vec::new(),
@@ -332,46 +349,56 @@ impl Ledger {
 
     // ---- the end ----
 
-    /// What is still owed: 202 and not acked, or seen and not acked.
-    pub fn outstanding(&self) -> Vec<(Rule, u64, String)> {
-        let lost = self.undelivered().map(|(number, message)| {
+    /// What is still owed at this time of the wall clock: 202 and not acked, or seen and not acked.
+    pub fn outstanding(&self, now_ms: u64) -> Vec<(Rule, u64, String)> {
+        let lost = self.undelivered(now_ms).map(|(number, message)| {
             (Rule::Lost, *number, format!("#{number} to {}: 202, never delivered", message.topic))
         });
         let stuck = self
-            .unacked()
+            .unacked(now_ms)
             .map(|(id, copy)| (Rule::Stuck, copy.number, format!("{}: delivered, never acked", self.name(*id))));
         lost.chain(stuck).collect()
     }
 
-    pub fn owes(&self) -> bool {
-        self.undelivered().next().is_some() || self.unacked().next().is_some()
+    pub fn owes(&self, now_ms: u64) -> bool {
+        self.undelivered(now_ms).next().is_some() || self.unacked(now_ms).next().is_some()
     }
 
-    fn undelivered(&self) -> impl Iterator<Item = (&u64, &Message)> {
+    fn undelivered(&self, now_ms: u64) -> impl Iterator<Item = (&u64, &Message)> {
         let owed = |message: &Message| message.outcome == Outcome::Accepted && message.copies.is_empty();
-        self.messages.iter().filter(move |(_, message)| owed(message) && !self.may_be_gone(message))
+        self.messages.iter().filter(move |(_, message)| owed(message) && !self.may_be_gone(message, now_ms))
     }
 
-    fn unacked(&self) -> impl Iterator<Item = (&CopyId, &Copy)> {
+    fn unacked(&self, now_ms: u64) -> impl Iterator<Item = (&CopyId, &Copy)> {
         let live = |id: &CopyId| self.topics.get(&id.0).is_some_and(|topic| topic.delete_started.is_none());
-        self.copies.iter().filter(move |(id, copy)| copy.settled == Settled::No && live(id))
+        let owed =
+            move |id: &CopyId, copy: &Copy| copy.settled == Settled::No && live(id) && !self.expired(*id, now_ms);
+        self.copies.iter().filter(move |(id, copy)| owed(id, copy))
     }
 
-    /// Whether an incarnation that may have taken the message has been deleted.
-    fn may_be_gone(&self, message: &Message) -> bool {
+    /// Whether retention may have taken a copy that was seen (S71).
+    pub(super) fn expired(&self, id: CopyId, now_ms: u64) -> bool {
+        let bound = self.topics.get(&id.0).map_or(0, |topic| topic.retention_ms);
+        let written = self.copies.get(&id).map_or(u64::MAX, |copy| copy.timestamp_ms);
+        bound > 0 && now_ms > written.saturating_add(bound)
+    }
+
+    /// Whether an incarnation that may have taken the message has been deleted, or may have let it expire.
+    fn may_be_gone(&self, message: &Message, now_ms: u64) -> bool {
         let until = message.answered.unwrap_or(Instant(u64::MAX));
         let took = |topic: &&Topic| {
             topic.name == message.topic
                 && topic.created <= until
                 && topic.delete_answered.is_none_or(|deleted| deleted >= message.started)
         };
-        self.topics.values().filter(took).any(|topic| topic.delete_started.is_some())
+        let expired = |topic: &Topic| topic.retention_ms > 0 && now_ms > message.started_ms + topic.retention_ms;
+        self.topics.values().filter(took).any(|topic| topic.delete_started.is_some() || expired(topic))
     }
 
     /// All is at rest. `excuse` tells whether a fault of the disk explains that a record, whose produce started then,
     /// is missing (E33); it also gets the power cuts of the run.
-    pub fn finish(&mut self, at: Instant, excuse: impl Fn(Instant, &[Instant]) -> bool) {
-        for (rule, number, text) in self.outstanding() {
+    pub fn finish(&mut self, at: Instant, now_ms: u64, excuse: impl Fn(Instant, &[Instant]) -> bool) {
+        for (rule, number, text) in self.outstanding(now_ms) {
             let started = self.messages.get(&number).map_or(at, |message| message.started);
             if excuse(started, &self.power_cuts) {
                 self.counts.excused += 1;

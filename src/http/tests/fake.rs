@@ -16,6 +16,7 @@ use narad_shards::peer::Take;
 use narad_shards::rt;
 
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
+use crate::telemetry::NodeMetrics;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stored {
@@ -196,6 +197,21 @@ impl Broker for FakeBroker {
                 MetaReply::Created(Arc::new(meta))
             }
             (None, MetaCommand::DeleteTopic { .. }) => MetaReply::Deleted,
+            (None, MetaCommand::AlterTopic { name, change, .. }) => {
+                let mut topics = self.topics.borrow_mut();
+                let Some(topic) = topics.get_mut(&name) else { return MetaReply::NotFound };
+                let mut meta = TopicMeta::clone(topic);
+                if change.partitions.is_some_and(|partitions| partitions <= meta.partitions) {
+                    return MetaReply::NotMore { partitions: meta.partitions };
+                }
+                meta.partitions = change.partitions.unwrap_or(meta.partitions);
+                meta.retention_ms = change.retention_ms.unwrap_or(meta.retention_ms);
+                let (in_flight, ahead) = (change.max_in_flight_per_partition, change.max_acked_ahead_per_partition);
+                meta.max_in_flight_per_partition = in_flight.unwrap_or(meta.max_in_flight_per_partition);
+                meta.max_acked_ahead_per_partition = ahead.unwrap_or(meta.max_acked_ahead_per_partition);
+                *topic = Arc::new(meta);
+                MetaReply::Altered(topic.clone())
+            }
             (None, MetaCommand::ConfirmGone { .. }) => MetaReply::NotGone,
         }
     }
@@ -214,5 +230,9 @@ impl Broker for FakeBroker {
 
     async fn metrics(&self) -> Vec<ShardMetrics> {
         vec![ShardMetrics::default()]
+    }
+
+    async fn node_metrics(&self) -> NodeMetrics {
+        NodeMetrics::default()
     }
 }

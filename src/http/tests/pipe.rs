@@ -106,6 +106,8 @@ impl Read for End {
     }
 }
 
+impl crate::http::Transport for End {}
+
 impl Write for End {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_put(cx, bytes)

@@ -56,11 +56,6 @@ fn the_first_failing_check_answers() {
 fn routes_that_are_not_built_answer_501() {
     run(|world| async move {
         for (method, target, text) in [
-            ("PATCH", "/v1/topics/t", "altering topics is not available on this node yet"),
-            ("GET", "/v1/topics/t/schema", "schemas are not available on this node yet"),
-            ("POST", "/v1/topics/t/children", "fan-out children are not available on this node yet"),
-            ("GET", "/v1/topics/t/children", "fan-out children are not available on this node yet"),
-            ("DELETE", "/v1/topics/t/children/c", "fan-out children are not available on this node yet"),
             ("POST", "/v1/topics/t/children/c/pause", "remote children are not available on this node"),
             ("GET", "/v1/users", "users are not available on this node yet"),
             ("PUT", "/v1/users/u/password", "users are not available on this node yet"),
@@ -72,6 +67,47 @@ fn routes_that_are_not_built_answer_501() {
             let answer = world.ask(method, target, JSON, b"").await;
             answer.expect(501, &format!("{{\"error\":\"{text}\"}}\n"));
         }
+    });
+}
+
+#[test]
+fn routes_that_are_not_built_judge_their_bodies_first() {
+    run(|world| async move {
+        world.broker().add_topic("u", 3);
+        let large = vec![b' '; (1 << 20) + 1];
+        let fanout = "fan-out children are not available on this node yet";
+        let not_json = "invalid json: the body is not one JSON value";
+        for (method, target, body, status, text) in [
+            ("POST", "/v1/topics/t/children", &b"{}"[..], 400, "child required"),
+            ("POST", "/v1/topics/t/children", b"{\"child\":\"t\"}", 400, "a topic cannot be its own parent"),
+            (
+                "POST",
+                "/v1/topics/t/children",
+                b"{\"child\":\"u\",\"delay_ms\":-1}",
+                400,
+                "delay_ms must not be negative",
+            ),
+            ("POST", "/v1/topics/t/children", b"{\"child\":\"gone\"}", 404, "topic not found"),
+            ("POST", "/v1/topics/gone/children", b"{\"child\":\"u\"}", 404, "topic not found"),
+            ("POST", "/v1/topics/t/children", &large, 400, "request body too large"),
+            ("POST", "/v1/topics/t/children", b"{\"child\":\"u\"}", 501, fanout),
+            ("DELETE", "/v1/topics/t/children/u?force=x", b"", 400, "query parameter force must be true or false"),
+            ("DELETE", "/v1/topics/t/children/u", b"", 404, "the topics are not linked"),
+            ("DELETE", "/v1/topics/gone/children/u", b"", 404, "topic not found"),
+            ("GET", "/v1/topics/gone/children", b"", 404, "topic not found"),
+            ("GET", "/v1/topics/gone/schema", b"", 404, "topic not found"),
+            ("POST", "/v1/users", b"{", 400, not_json),
+            ("PUT", "/v1/users/u/grants", b"{} {}", 400, not_json),
+            ("POST", "/v1/users", b"{\"username\":\"u\"}", 501, "users are not available on this node yet"),
+            ("POST", "/v1/cluster/members/x/decommission", b"[", 400, not_json),
+        ] {
+            let answer = world.ask(method, target, JSON, body).await;
+            answer.expect(status, &format!("{{\"error\":\"{text}\"}}\n"));
+        }
+        let none = "{\"topic\":\"t\",\"version\":0,\"versions\":[]}\n";
+        world.ask("GET", "/v1/topics/t/schema", "", b"").await.expect(200, none);
+        let none = "{\"parent\":\"t\",\"parent_id\":\"0000000000000abc\",\"children\":[]}\n";
+        world.ask("GET", "/v1/topics/t/children?partitions=true", "", b"").await.expect(200, none);
     });
 }
 

@@ -187,3 +187,58 @@ fn delete_reads_a_recreated_topic_again_once() {
         assert_eq!(world.broker().changes.borrow().len(), 7);
     });
 }
+
+#[test]
+fn alter_applies_its_groups_in_order_and_shows_the_topic() {
+    run(|world| async move {
+        let topic = |partitions: u32, retention: u64, in_flight: u32, ahead: u32| {
+            format!(
+                "{{\"name\":\"t\",\"id\":\"0000000000000abc\",\"partitions\":{partitions},\"retention_ms\":{retention},\
+                 \"visibility_timeout_ms\":30000,\"max_in_flight_per_partition\":{in_flight},\
+                 \"max_acked_ahead_per_partition\":{ahead},\"created_at\":1700000000,\"role\":\"standalone\"}}\n"
+            )
+        };
+        let patch = |body: &'static str| world.ask("PATCH", "/v1/topics/t", JSON, body.as_bytes());
+        patch("{\"retention_ms\":0}").await.expect(200, &topic(3, 0, 1024, 1024));
+        patch("{\"max_in_flight_per_partition\":7,\"retention_ms\":null}").await.expect(200, &topic(3, 0, 7, 1024));
+        let all = "{\"partitions\":5,\"max_in_flight_per_partition\":0,\"max_acked_ahead_per_partition\":9,\
+                   \"retention_ms\":3600000}";
+        patch(all).await.expect(200, &topic(5, 3_600_000, 1024, 9));
+        // The first failure answers; what came before it stays.
+        let answer = patch("{\"partitions\":5,\"retention_ms\":7200000}").await;
+        answer.expect(400, &error("partitions must be more than the topic has, which is 5"));
+        patch("{\"max_in_flight_per_partition\":1}").await.expect(200, &topic(5, 7_200_000, 1, 9));
+    });
+}
+
+#[test]
+fn refusals_of_an_alter_change_nothing() {
+    run(|world| async move {
+        let retention = "retention_ms must be 0 (forever) or at least 3600000";
+        for (body, status, text) in [
+            ("", 400, "invalid json: EOF while parsing a value"),
+            ("{}", 400, "nothing to change"),
+            ("{\"retention_ms\":null}", 400, "nothing to change"),
+            ("{\"visibility_timeout_ms\":5}", 400, "invalid json: json: unknown field \\\"visibility_timeout_ms\\\""),
+            ("{\"retention_ms\":3599999}", 400, retention),
+            ("{\"retention_ms\":-1}", 400, "retention_ms must not be negative"),
+            ("{\"partitions\":0}", 400, "partitions must be between 3 and 108"),
+            ("{\"retention_ms\":0,\"partitions\":109}", 400, "partitions must be between 3 and 108"),
+            ("{\"schema_base_version\":1}", 400, "schema_base_version needs a schema"),
+            ("{\"schema\":null}", 400, "schema must be a JSON object or true"),
+            ("{\"retention_ms\":0,\"schema\":{}}", 501, "schemas are not available on this node yet"),
+        ] {
+            world.ask("PATCH", "/v1/topics/t", JSON, body.as_bytes()).await.expect(status, &error(text));
+        }
+        assert!(world.broker().changes.borrow().is_empty());
+        let body = b"{\"retention_ms\":0}";
+        world.ask("PATCH", "/v1/topics/gone", JSON, body).await.expect(404, &error("topic not found"));
+        for (replies, status, text) in [
+            (vec![MetaReply::Changed, MetaReply::Changed], 409, "topic changed since it was read"),
+            (vec![MetaReply::Unavailable("x".to_owned())], 503, "control plane temporarily unavailable"),
+        ] {
+            world.broker().change_replies.borrow_mut().extend(replies);
+            world.ask("PATCH", "/v1/topics/t", JSON, body).await.expect(status, &error(text));
+        }
+    });
+}

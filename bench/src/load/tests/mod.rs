@@ -6,14 +6,13 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake_server::{FakeServer, Reaction, ACCEPTED};
-
 use super::narad::{Budget, Client, Consume, Produce, Wire};
 use super::payload::Payloads;
 use super::target::Target;
 use super::threads::{drive, Drive, Edge};
 use super::{Group, Pace, Tally, Timing, Until};
 use crate::run::Failure;
+use fake_server::{FakeServer, Reaction, ACCEPTED};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 

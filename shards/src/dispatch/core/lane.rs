@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::meta::{Address, Destination};
+use crate::meta::{Address, Destination, DestinationMap};
 use crate::peer::Record;
 use crate::rt::Instant;
 
@@ -185,7 +185,7 @@ impl Lane {
 pub(crate) struct Lanes {
     slots: Vec<Option<Box<Lane>>>,
     free: Vec<LaneId>,
-    by_destination: HashMap<Destination, LaneId>,
+    by_destination: DestinationMap<LaneId>,
     by_name: HashMap<(Rc<str>, u32), LaneId>,
 }
 

@@ -98,7 +98,7 @@ impl Core {
         self.serial += 1;
         let serial = self.serial;
         let (started, deadline) = (self.now, self.now + budget);
-        self.metrics.batch_records.saturating_record(seqs.len() as u64);
+        crate::metrics::record(&mut self.metrics.batch_records, seqs.len() as u64);
         self.metrics.commits += 1;
         self.commits_active += 1;
         self.probes_active += usize::from(probe);
@@ -176,7 +176,7 @@ impl Core {
         let sample = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let average = self.latency.entry(flight.address).or_insert(sample);
         *average = *average - *average / 8 + sample / 8;
-        self.metrics.commit_latency_us.saturating_record(sample / 1000);
+        crate::metrics::record(&mut self.metrics.commit_latency_us, sample / 1000);
         self.metrics.records_committed += flight.seqs.len() as u64;
         for (seq, home) in flight.seqs {
             self.marks.set(seq, Mark::Done);

@@ -1,5 +1,8 @@
 //! Files through the ring: positioned, whole, owned by the operation until its completion.
 //!
+//! Reads of any length are plain operations of this ring, which the kernel splits for the device; a ring that polls for
+//! completions hangs on one that is larger than the device takes (lesson O2).
+//!
 //! What has no opcode (listing, removing a tree, free space) runs on the blocking pool.
 
 use std::ffi::CString;
@@ -12,7 +15,7 @@ use std::rc::Rc;
 use io_uring::{opcode, types};
 
 use super::{Class, Completion, Descriptor, Keep, Memory, Op, Ring};
-use crate::io::{AlignedBuf, Caching, Entry, Open, Slice, ALIGNMENT};
+use crate::io::{system, AlignedBuf, Caching, Entry, Open, Slice, ALIGNMENT};
 use crate::rt;
 
 const FILE_MODE: libc::mode_t = 0o600;
@@ -146,14 +149,9 @@ impl RingDisk {
     pub async fn available_bytes(&self) -> io::Result<u64> {
         let root: PathBuf = self.root.to_path_buf();
         rt::blocking(move || {
-            let path = c_path(&root)?;
-            // SAFETY: zeroed is a valid value of this plain C struct.
-            let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-            // SAFETY: both pointers are valid for the call.
-            match unsafe { libc::statvfs(path.as_ptr(), &mut stat) } {
-                0 => Ok(stat.f_bavail.saturating_mul(stat.f_frsize)),
-                _ => Err(failed("cannot read the free space of", &root, io::Error::last_os_error())),
-            }
+            let facts = system::file_system(&root);
+            let facts = facts.map_err(|error| failed("cannot read the free space of", &root, error))?;
+            Ok(facts.available_bytes)
         })
         .await
     }
@@ -197,7 +195,7 @@ impl RingFile {
     pub async fn read_at(&self, offset: u64, bytes: usize) -> io::Result<Slice> {
         const WHAT: &str = "cannot read";
         self.check_aligned(WHAT, offset, bytes)?;
-        let mut buf = AlignedBuf::zeroed(bytes);
+        let mut buf = AlignedBuf::reused(bytes); // the device fills all that is handed out
         let mut done = 0;
         while done < bytes {
             let at = offset + done as u64;

@@ -298,7 +298,7 @@ impl Ring {
                 let result = core.uring.submitter().submit_with_args(0, &types::SubmitArgs::new());
                 let nanos = before.elapsed().as_nanos() as u64;
                 core.counters.enter_nanos += nanos;
-                core.submit_micros.saturating_record(nanos / 1000);
+                crate::metrics::record(&mut core.submit_micros, nanos / 1000);
                 result
             }
             Some(None) => core.uring.submit_and_wait(1),
@@ -421,7 +421,12 @@ impl Ring {
 
     /// Result of an operation, once. The waker is kept until then.
     pub fn poll_op(&self, id: OpId, cx: &mut Context<'_>) -> Poll<Completion> {
-        self.core.borrow_mut().slots.poll(id, cx)
+        self.core.borrow_mut().slots.poll(id, cx, None)
+    }
+
+    /// As [`Ring::poll_op`], but the `expected` result wakes nobody: it is found at the next poll.
+    pub fn poll_op_quietly(&self, id: OpId, cx: &mut Context<'_>, expected: i32) -> Poll<Completion> {
+        self.core.borrow_mut().slots.poll(id, cx, Some(expected))
     }
 
     /// Nobody waits for the operation any more. Its memory stays until the kernel is done with it (lesson U7).
@@ -443,7 +448,9 @@ impl Ring {
     }
 
     fn spare_buffer(&self) -> Vec<u8> {
-        self.spares.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(4096))
+        // An idle connection may keep the buffer of its last answer: small, it grows where answers are large.
+        const BYTES: usize = 512;
+        self.spares.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(BYTES))
     }
 
     fn keep_spare(&self, mut buffer: Vec<u8>) {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use io_uring::{cqueue, opcode, squeue};
 
 use super::recv_buffers::GROUP;
-use super::{Class, Descriptor, Keep, Memory, OpId, Ring};
+use super::{Class, Completion, Descriptor, Keep, Memory, OpId, Ring};
 use crate::rt;
 
 /// Accepts in flight: so many connections one turn can take.
@@ -25,6 +25,8 @@ const BACKLOG: i32 = 4096;
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// Bytes that a stream takes ahead of the socket.
 const SEND_BYTES_MAX: usize = 64 << 10;
+/// A send of at most that many bytes is left to the ring, see [`Stream::poll_hand_over`].
+const SMALL_SEND_BYTES: usize = 4096;
 /// Receive only once the socket has something: no first attempt that is known to fail.
 const POLL_FIRST: u16 = 1;
 
@@ -181,8 +183,9 @@ pub struct Stream {
     more: bool,
     ended: bool,
     send: Option<OpId>,
-    /// Bytes of the buffer in flight that were sent already.
+    /// Bytes of the buffer in flight that were sent already, and those that are on their way.
     sent: usize,
+    sending: usize,
     /// Taken from the writer, not given to the socket yet.
     queued: Vec<u8>,
     failed: Option<i32>,
@@ -201,6 +204,7 @@ impl Stream {
             ended: false,
             send: None,
             sent: 0,
+            sending: 0,
             queued: Vec::new(),
             failed: None,
             shutdown: None,
@@ -333,6 +337,24 @@ impl Stream {
         }
     }
 
+    /// As [`Stream::poll_flush`], but a small send counts as done once it was given to the ring. The task is woken again
+    /// only when it fails or stops short; at most one send is left behind like that, the next one waits for it.
+    pub fn poll_hand_over(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            match self.send {
+                Some(id) if self.queued.is_empty() && self.sending <= SMALL_SEND_BYTES => {
+                    match self.ring.poll_op_quietly(id, cx, self.sending as i32) {
+                        Poll::Ready(completion) => self.take_sent(completion)?,
+                        Poll::Pending => return Poll::Ready(Ok(())),
+                    }
+                }
+                Some(_) => ready!(self.poll_sent(cx))?,
+                None if self.queued.is_empty() || self.failed.is_some() => return self.poll_flush(cx),
+                None => self.start_send(),
+            }
+        }
+    }
+
     fn start_send(&mut self) {
         assert!(self.send.is_none(), "one send in flight a stream, or bytes overtake each other");
         self.sent = 0;
@@ -342,6 +364,7 @@ impl Stream {
 
     fn submit_send(&mut self, data: Vec<u8>) {
         let rest = &data[self.sent..];
+        self.sending = rest.len();
         let entry = opcode::Send::new(self.descriptor.get(), rest.as_ptr(), rest.len() as u32)
             .flags(libc::MSG_NOSIGNAL | libc::MSG_WAITALL)
             .build();
@@ -353,25 +376,31 @@ impl Stream {
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(id) = self.send {
             let completion = ready!(self.ring.poll_op(id, cx));
-            self.send = None;
-            let Memory::Bytes(data) = completion.keep.memory else { unreachable!("a send keeps its buffer") };
-            match completion.result {
-                count if count >= 0 => {
-                    self.sent += count as usize;
-                    if self.sent < data.len() {
-                        self.submit_send(data);
-                    } else {
-                        self.ring.keep_spare(data);
-                    }
-                }
-                code if code == -libc::EINTR || code == -libc::EAGAIN => self.submit_send(data),
-                code => {
-                    self.failed = Some(-code);
-                    return Poll::Ready(Err(io::Error::from_raw_os_error(-code)));
-                }
-            }
+            self.take_sent(completion)?;
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// What has become of the send in flight; the next one starts when it stopped short.
+    fn take_sent(&mut self, completion: Completion) -> io::Result<()> {
+        self.send = None;
+        let Memory::Bytes(data) = completion.keep.memory else { unreachable!("a send keeps its buffer") };
+        match completion.result {
+            count if count >= 0 => {
+                self.sent += count as usize;
+                if self.sent < data.len() {
+                    self.submit_send(data);
+                } else {
+                    self.ring.keep_spare(data);
+                }
+            }
+            code if code == -libc::EINTR || code == -libc::EAGAIN => self.submit_send(data),
+            code => {
+                self.failed = Some(-code);
+                return Err(io::Error::from_raw_os_error(-code));
+            }
+        }
+        Ok(())
     }
 
     /// Sends what was taken, then the end of the stream; reading goes on.

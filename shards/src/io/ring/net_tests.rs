@@ -195,6 +195,61 @@ fn writing_to_a_peer_that_has_gone_is_an_error_not_a_signal() {
     });
 }
 
+async fn hand_over(stream: &mut Stream, bytes: &[u8]) -> std::io::Result<()> {
+    let taken = std::future::poll_fn(|cx| stream.poll_send(cx, bytes)).await?;
+    assert_eq!(taken, bytes.len());
+    std::future::poll_fn(|cx| stream.poll_hand_over(cx)).await
+}
+
+#[test]
+fn what_was_handed_over_arrives_in_order_and_a_shutdown_waits_for_it() {
+    run(|handle| async move {
+        let (mut stream, mut client) = pair(&handle).await;
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            client.read_to_end(&mut bytes).expect("receive");
+            bytes
+        });
+        let mut sent = Vec::new();
+        for (round, bytes) in [1usize, 4096, 30, 50_000, 7, 4097, 9].into_iter().enumerate() {
+            let piece = vec![round as u8; bytes];
+            hand_over(&mut stream, &piece).await.expect("send");
+            sent.extend_from_slice(&piece);
+        }
+        std::future::poll_fn(|cx| stream.poll_shutdown(cx)).await.expect("half-close");
+        assert!(join(reader).await == sent);
+    });
+}
+
+#[test]
+fn a_failed_send_that_was_handed_over_wakes_its_task() {
+    run(|handle| async move {
+        let (mut stream, client) = pair(&handle).await;
+        // Unread bytes make the close a reset.
+        send_all(&mut stream, b"never read").await.expect("send");
+        rt::sleep(Duration::from_millis(5)).await;
+        drop(client);
+        rt::sleep(Duration::from_millis(5)).await;
+        let mut polls = 0;
+        let failed = std::future::poll_fn(|cx| {
+            polls += 1;
+            if polls == 1 {
+                assert!(matches!(stream.poll_send(cx, b"late"), Poll::Ready(Ok(4))));
+            }
+            match stream.poll_hand_over(cx) {
+                Poll::Ready(Err(error)) => Poll::Ready(error),
+                _ => Poll::Pending,
+            }
+        });
+        let error = rt::timeout(Duration::from_secs(5), failed).await.expect("the failure wakes the task");
+        assert!(
+            matches!(error.kind(), std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset),
+            "{error}"
+        );
+        assert!(hand_over(&mut stream, b"later").await.is_err());
+    });
+}
+
 #[test]
 fn a_dropped_stream_closes_although_a_receive_is_under_way() {
     run(|handle| async move {

@@ -89,9 +89,16 @@ impl OpId {
 
 enum State {
     Free,
-    InFlight(Option<Waker>),
+    /// Nobody is woken for the `expected` result.
+    InFlight {
+        waker: Option<Waker>,
+        expected: Option<i32>,
+    },
     Abandoned,
-    Done { result: i32, flags: u32 },
+    Done {
+        result: i32,
+        flags: u32,
+    },
 }
 
 struct Slot {
@@ -126,7 +133,7 @@ impl Slots {
         assert!(matches!(slot.state, State::Free));
         // Never the two values of `user_data` that stand for no slot.
         slot.generation = (slot.generation + 1) & 0x7fff_ffff;
-        (slot.class, slot.state, slot.keep) = (class, State::InFlight(None), keep);
+        (slot.class, slot.state, slot.keep) = (class, State::InFlight { waker: None, expected: None }, keep);
         OpId { index, generation: slot.generation }
     }
 
@@ -143,8 +150,8 @@ impl Slots {
         assert_eq!(slot.generation, generation, "a completion for an operation that is over");
         let class = slot.class;
         match &mut slot.state {
-            State::InFlight(waker) => {
-                let waker = waker.take();
+            State::InFlight { waker, expected } => {
+                let waker = waker.take().filter(|_| *expected != Some(result));
                 slot.state = State::Done { result, flags };
                 Done { class, waker, garbage: None }
             }
@@ -157,11 +164,13 @@ impl Slots {
         }
     }
 
-    pub fn poll(&mut self, id: OpId, cx: &mut Context<'_>) -> Poll<Completion> {
+    /// `expected` is a result that nobody needs to be woken for: it is found at the next poll.
+    pub fn poll(&mut self, id: OpId, cx: &mut Context<'_>, expected: Option<i32>) -> Poll<Completion> {
         let slot = &mut self.slots[id.index as usize];
         assert_eq!(slot.generation, id.generation, "an operation is polled after its completion");
         match &mut slot.state {
-            State::InFlight(waker) => {
+            State::InFlight { waker, expected: quiet } => {
+                *quiet = expected;
                 match waker {
                     Some(waker) => waker.clone_from(cx.waker()),
                     None => *waker = Some(cx.waker().clone()),
@@ -181,7 +190,7 @@ impl Slots {
         let slot = &mut self.slots[id.index as usize];
         assert_eq!(slot.generation, id.generation, "an operation is abandoned after its completion");
         match slot.state {
-            State::InFlight(_) => {
+            State::InFlight { .. } => {
                 slot.state = State::Abandoned;
                 None
             }
@@ -217,12 +226,28 @@ mod tests {
     }
 
     #[test]
+    fn an_expected_result_wakes_nobody_any_other_does() {
+        let mut slots = Slots::default();
+        for (result, wakes) in [(7, false), (6, true), (-104, true)] {
+            let id = slots.insert(Class::Socket, Keep::NOTHING);
+            assert!(slots.poll(id, &mut cx(), Some(7)).is_pending());
+            assert_eq!(slots.complete(id.user_data(), result, 0).waker.is_some(), wakes, "{result}");
+            assert!(slots.poll(id, &mut cx(), Some(7)).is_ready(), "it is found all the same");
+        }
+        // Who waits in earnest later on is woken.
+        let id = slots.insert(Class::Socket, Keep::NOTHING);
+        assert!(slots.poll(id, &mut cx(), Some(7)).is_pending());
+        assert!(slots.poll(id, &mut cx(), None).is_pending());
+        assert!(slots.complete(id.user_data(), 7, 0).waker.is_some());
+    }
+
+    #[test]
     fn a_slot_is_used_again_under_another_name() {
         let mut slots = Slots::default();
         let first = slots.insert(Class::File, Keep::NOTHING);
-        assert!(slots.poll(first, &mut cx()).is_pending());
+        assert!(slots.poll(first, &mut cx(), None).is_pending());
         slots.complete(first.user_data(), 7, 0);
-        match slots.poll(first, &mut cx()) {
+        match slots.poll(first, &mut cx(), None) {
             Poll::Ready(completion) => assert_eq!(completion.result, 7),
             Poll::Pending => panic!("it was completed"),
         }

@@ -1,0 +1,92 @@
+//! The end of a partition's position: written out in full, or let go.
+
+use std::io;
+use std::rc::Rc;
+
+use super::{Committer, Tracked};
+use crate::meta::{Destination, Incarnation};
+
+impl Committer {
+    /// Writes nothing more for a partition, except for what is under way at this moment (C80).
+    pub fn forget(&self, destination: Destination) {
+        let tracked = self.partitions.borrow_mut().remove(&destination);
+        let Some(tracked) = tracked else { return };
+        tracked.forgotten.set(true);
+        self.unschedule_level(&tracked);
+        self.drop_handle(&tracked);
+        let mut leaving = self.leaving.borrow_mut();
+        leaving.retain(|left| left.busy.get());
+        if tracked.busy.get() {
+            leaving.push(tracked);
+        }
+    }
+
+    /// Resolves when no write for a forgotten partition of the topic is under way any more, so that its directory
+    /// may be replaced (C80, lesson N14.2).
+    pub async fn forgotten(&self, incarnation: Incarnation) {
+        loop {
+            let writes = |left: &&Rc<Tracked>| left.destination.incarnation == incarnation && left.busy.get();
+            let busy = self.leaving.borrow().iter().find(writes).cloned();
+            match busy {
+                Some(busy) => busy.idle.notified().await,
+                None => return,
+            }
+        }
+    }
+
+    /// Makes both files of a partition exact and durable, then forgets it (D18, C79). The caller has stopped acks.
+    pub async fn close(self: &Rc<Self>, destination: Destination) -> io::Result<()> {
+        let tracked = self.partitions.borrow().get(&destination).cloned();
+        let Some(tracked) = tracked else { return Ok(()) };
+        let flushed = self.flush(&tracked).await;
+        self.forget(destination);
+        flushed
+    }
+
+    /// Makes both files of a partition exact and durable, and goes on keeping it.
+    pub async fn level(self: &Rc<Self>, destination: Destination) -> io::Result<()> {
+        let tracked = self.partitions.borrow().get(&destination).cloned();
+        match tracked {
+            Some(tracked) => self.flush(&tracked).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets a partition if its files are exact at this moment; `false` if something has changed since.
+    pub fn forget_exact(&self, destination: Destination) -> bool {
+        let exact = self.partitions.borrow().get(&destination).is_none_or(|tracked| {
+            let owed = tracked.dirty.get() || tracked.busy.get() || tracked.unsynced_since.get().is_some();
+            !owed && tracked.writable()
+        });
+        if exact {
+            self.forget(destination);
+        }
+        exact
+    }
+
+    /// Closes every partition; goes on after an error and returns the first.
+    pub async fn close_all(self: &Rc<Self>) -> io::Result<()> {
+        let all: Vec<Destination> = self.partitions.borrow().keys().copied().collect();
+        let mut outcome = Ok(());
+        for destination in all {
+            if let Err(error) = self.close(destination).await {
+                tracing::error!(%error, topic_incarnation = %destination.incarnation, partition = destination.partition,
+                    "consumer position could not be made durable at close: acks since the last sync may come back");
+                outcome = outcome.and(Err(error));
+            }
+        }
+        outcome
+    }
+
+    async fn flush(self: &Rc<Self>, tracked: &Rc<Tracked>) -> io::Result<()> {
+        let _busy = tracked.acquire().await;
+        let Some(source) = tracked.source.upgrade() else { return Ok(()) };
+        let frontier = source.position(&mut Vec::new());
+        drop(source);
+        if tracked.dirty.get() || (frontier > tracked.level.get() && tracked.slots.get().is_none()) {
+            self.write(tracked).await?;
+        }
+        self.sync_window(tracked).await?;
+        self.write_level(tracked).await
+    }
+}

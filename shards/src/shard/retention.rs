@@ -1,0 +1,205 @@
+//! Sweeps this shard's logs: old records leave (storage 2.8), logs that nobody uses are closed (2.9), and closed ones
+//! are looked after all the same. One task and one timer for all of them (S65, S85).
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::partitions::Partition;
+use super::Inner;
+use crate::log::PartitionLog;
+use crate::metrics::RetentionMetrics;
+use crate::rt::sync::{Lock, LockGuard};
+use crate::rt::{self, Instant, Queue};
+
+/// A pass that takes longer is left behind: the others go on (S75).
+const PASS_PATIENCE: Duration = Duration::from_secs(60);
+/// A partition whose pass panicked or hung is left alone for so long (S76).
+const REST: Duration = Duration::from_secs(30 * 60);
+
+#[derive(Clone, Copy, Debug)]
+pub struct RetentionOptions {
+    /// From one sweep to the next.
+    pub sweep_interval: Duration,
+    /// Logs that nobody has used for so long are closed (S80). `None`: never.
+    pub idle_after: Option<Duration>,
+    /// From one look at the closed logs to the next (S76). `None`: never.
+    pub cold_interval: Option<Duration>,
+    /// Logs that may be open; beyond that, those that have been unused the longest are closed at the next sweep.
+    /// Each holds up to three descriptors (S86).
+    pub open_logs_max: usize,
+}
+
+impl Default for RetentionOptions {
+    fn default() -> RetentionOptions {
+        RetentionOptions {
+            sweep_interval: Duration::from_secs(60),
+            idle_after: Some(Duration::from_secs(30 * 60)),
+            cold_interval: Some(Duration::from_secs(5 * 60)),
+            open_logs_max: 8192,
+        }
+    }
+}
+
+#[derive(Default)]
+pub struct Reaper {
+    turn: Lock,
+    metrics: RefCell<RetentionMetrics>,
+}
+
+impl Reaper {
+    /// No sweep is under way, and none begins, while the guard lives.
+    pub async fn turn(&self) -> LockGuard {
+        self.turn.enter().await
+    }
+
+    pub fn metrics(&self) -> RetentionMetrics {
+        self.metrics.borrow().clone()
+    }
+}
+
+impl Inner {
+    pub(super) fn start_reaper(&self) {
+        let (me, interval) = (self.me.clone(), self.options.retention.sweep_interval);
+        rt::spawn(Queue::Background, async move {
+            let mut cold_at = rt::now();
+            loop {
+                rt::sleep(interval).await;
+                let Some(inner) = me.upgrade().filter(|inner| !inner.quiesced.get()) else { return };
+                let cold = inner.options.retention.cold_interval.filter(|_| rt::now() >= cold_at);
+                if let Some(cold) = cold {
+                    cold_at = rt::now() + cold;
+                }
+                let turn = inner.reaper.turn().await;
+                inner.sweep(cold.is_some()).await;
+                drop(turn);
+            }
+        });
+    }
+
+    async fn sweep(self: &Rc<Self>, cold: bool) {
+        for partition in self.partitions.all() {
+            if self.quiesced.get() {
+                return;
+            }
+            match partition.usable_log() {
+                Some(log) => {
+                    self.pass(&partition, &log).await;
+                    self.close_if_idle(&partition, &log).await;
+                }
+                None if cold => self.sweep_closed(&partition).await,
+                None => {}
+            }
+        }
+        self.close_crowd().await;
+    }
+
+    /// One pass over one log. `false` when it did not end well.
+    async fn pass(&self, partition: &Partition, log: &PartitionLog) -> bool {
+        if !log.may_have_expired() {
+            return true;
+        }
+        if rt::now() < partition.rests_until.get() {
+            return false;
+        }
+        let passing = log.clone();
+        let pass = rt::spawn(Queue::Background, async move { rt::contain(passing.retain()).await });
+        let failed = match rt::timeout(PASS_PATIENCE, pass).await {
+            Ok(Ok(())) => None,
+            Ok(Err(panic)) => Some(panic),
+            Err(rt::Elapsed) => Some(format!("not done after {PASS_PATIENCE:?}; the disk hangs")),
+        };
+        let Some(cause) = failed else { return true };
+        self.reaper.metrics.borrow_mut().passes_abandoned += 1;
+        partition.rests_until.set(rt::now() + REST);
+        tracing::error!(dir = %log.dir().display(), %cause,
+            "retention: pass over a partition failed; it is left alone for half an hour, the others go on");
+        false
+    }
+
+    /// Opens a closed log that holds an expired segment, sweeps it once and closes it (S76). What a closed log holds is
+    /// known from the time when it was closed: nothing is listed, and what is not served here is not touched (lesson
+    /// N85).
+    async fn sweep_closed(self: &Rc<Self>, partition: &Rc<Partition>) {
+        let expired = partition.known_log().is_some_and(|log| log.is_closed() && log.may_have_expired());
+        if !expired || rt::now() < partition.rests_until.get() {
+            return;
+        }
+        let log = match self.log_of(partition, false).await {
+            Ok(log) => log,
+            Err(error) => {
+                partition.rests_until.set(rt::now() + REST);
+                tracing::warn!(%error, "retention: a closed partition log could not be opened");
+                return;
+            }
+        };
+        let opened_at = log.touched_at();
+        if self.pass(partition, &log).await {
+            self.reaper.metrics.borrow_mut().cold_swept += 1;
+        } else {
+            self.reaper.metrics.borrow_mut().cold_panics += 1;
+        }
+        if log.touched_at() == opened_at {
+            self.close_unused(partition, &log).await;
+        }
+    }
+
+    async fn close_if_idle(self: &Rc<Self>, partition: &Rc<Partition>, log: &PartitionLog) {
+        let Some(idle_after) = self.options.retention.idle_after else { return };
+        // Expired segments go before the close (S80).
+        let due = rt::now() - log.touched_at() >= idle_after && !log.may_have_expired();
+        if due && self.close_unused(partition, log).await {
+            self.reaper.metrics.borrow_mut().idle_logs_evicted += 1;
+        }
+    }
+
+    /// Keeps the number of open logs within its bound.
+    async fn close_crowd(self: &Rc<Self>) {
+        let mut open: Vec<(Instant, Rc<Partition>, PartitionLog)> = Vec::new();
+        for partition in self.partitions.all() {
+            if let Some(log) = partition.usable_log() {
+                open.push((log.touched_at(), partition, log));
+            }
+        }
+        let surplus = open.len().saturating_sub(self.options.retention.open_logs_max);
+        open.sort_by_key(|(touched, partition, _)| (*touched, partition.destination()));
+        for (_, partition, log) in open.into_iter().take(surplus) {
+            if self.quiesced.get() {
+                return;
+            }
+            if self.close_unused(&partition, &log).await {
+                self.reaper.metrics.borrow_mut().idle_logs_evicted += 1;
+            }
+        }
+    }
+
+    /// At start, every partition is opened once; beyond the bound they are closed again at once (S54).
+    pub(super) async fn keep_few_open(self: &Rc<Self>, partition: &Rc<Partition>) {
+        if self.partitions.open_logs().len() > self.options.retention.open_logs_max {
+            if let Some(log) = partition.usable_log() {
+                self.close_unused(partition, &log).await;
+            }
+        }
+    }
+
+    /// Closes a log, unless consumers or commits turn out to need it: position first, then the exact boundary. Whoever
+    /// comes meanwhile opens it again once it is closed. Returns whether it was closed.
+    async fn close_unused(self: &Rc<Self>, partition: &Rc<Partition>, log: &PartitionLog) -> bool {
+        let touched_at = log.touched_at();
+        let _opening = self.partitions.opening.of(&partition.destination()).enter().await;
+        match self.queues().unload(partition.destination()).await {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(error) => {
+                tracing::warn!(dir = %log.dir().display(), %error,
+                    "an idle partition log stays open: its consumer position could not be made durable");
+                return false;
+            }
+        }
+        if log.touched_at() != touched_at {
+            return false;
+        }
+        log.close().await;
+        true
+    }
+}

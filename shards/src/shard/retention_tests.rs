@@ -1,0 +1,295 @@
+//! Retention and idle eviction of one whole shard, on a simulated disk.
+
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{RetentionOptions, Shard, ShardOptions};
+use crate::api::{Delivery, MetaCommand, MetaReply, NewRecord, Settle, SettleMode, SettleStatus};
+use crate::io::sim::{Fault, NthCall, Op, SimDisk};
+use crate::io::Disk;
+use crate::log::LogOptions;
+use crate::meta::{Address, Destination, Incarnation, Snapshot, TopicMeta};
+use crate::metrics::ShardMetrics;
+use crate::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take};
+use crate::queue::{CommitterOptions, Consumer};
+use crate::rt::{self, sim};
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Carries what the shard sends to itself.
+#[derive(Default)]
+struct Loop(OnceCell<Shard>);
+
+impl Carrier for Loop {
+    fn call(&self, to: Address, request: Request) -> LocalBoxFuture<'static, Result<Reply, Lost>> {
+        let shard = self.0.get().cloned();
+        Box::pin(async move {
+            match (request, shard) {
+                (Request::Meta(MetaCommand::ConfirmGone { .. }), _) => Ok(Reply::Meta(MetaReply::NotGone)),
+                (request, Some(shard)) if to == Address::local(0) => Ok(shard.handle(request).await),
+                _ => Err(Lost("nobody else is there".to_owned())),
+            }
+        })
+    }
+
+    fn send(&self, to: Address, request: Request) {
+        drop(rt::spawn(rt::Queue::Foreground, self.call(to, request)));
+    }
+}
+
+struct Bench {
+    shard: Shard,
+    disk: SimDisk,
+    consumer: Consumer,
+}
+
+fn topic(name: &str, incarnation: u64, retention_ms: u64) -> Arc<TopicMeta> {
+    Arc::new(TopicMeta {
+        name: Arc::from(name),
+        incarnation: Incarnation(incarnation),
+        partitions: 1,
+        retention_ms,
+        visibility_timeout_ms: 20_000,
+        max_in_flight_per_partition: 10,
+        max_acked_ahead_per_partition: 10,
+        created_at_ms: 0,
+        owner: None,
+    })
+}
+
+fn snapshot(version: u64, topics: &[Arc<TopicMeta>]) -> Arc<Snapshot> {
+    let mut snapshot = Snapshot { version, shards: 1, ..Snapshot::default() };
+    for topic in topics {
+        snapshot.topics.insert(topic.name.clone(), topic.clone());
+        snapshot.by_incarnation.insert(topic.incarnation, topic.clone());
+        snapshot.placement.insert(topic.incarnation, Arc::from([Address::local(0)]));
+    }
+    Arc::new(snapshot)
+}
+
+fn destination(incarnation: u64) -> Destination {
+    Destination { incarnation: Incarnation(incarnation), partition: 0 }
+}
+
+impl Bench {
+    async fn start(disk: SimDisk, retention: RetentionOptions, topics: &[Arc<TopicMeta>]) -> Bench {
+        let data = Path::new("/data");
+        for path in [data, Path::new("/data/ingress"), Path::new("/data/topics")] {
+            disk.create_dir(path).await.expect("simulated");
+        }
+        disk.sync_dir(data).await.expect("simulated");
+        disk.sync_dir(Path::new("/")).await.expect("simulated");
+        let options = ShardOptions {
+            id: 0,
+            disk: Disk::Sim(disk.clone()),
+            data_dir: data.to_owned(),
+            store_id: 7,
+            memory_bytes: 16 << 20,
+            wal_segment_bytes: 256 << 10,
+            log: LogOptions { segment_bytes: 1 << 20, ..LogOptions::default() },
+            positions: CommitterOptions::default(),
+            retention,
+            disk_reserve_bytes: 0,
+            adopt: Vec::new(),
+        };
+        let carrier = Rc::new(Loop::default());
+        let shard = Shard::open(options, snapshot(1, topics), carrier.clone()).await.expect("opens");
+        assert!(carrier.0.set(shard.clone()).is_ok());
+        shard.start();
+        Bench { consumer: Consumer::new(shard.queues().clone()), shard, disk }
+    }
+
+    async fn produce(&self, topic: &str) {
+        let record = NewRecord { key: b"", payload: b"hello", partition: None };
+        self.shard.produce(topic, record).await.expect("accepted");
+    }
+
+    async fn consume(&self, topic: &str) -> Delivery {
+        let take = Take { max: 1, bytes_max: 1 << 20 };
+        let mut taken = self.consumer.consume(topic, None, take, 5 * SECOND).await.expect("served");
+        taken.pop().expect("there is a record")
+    }
+
+    async fn ack(&self, delivery: &Delivery) {
+        let Delivery { partition, offset, nonce, .. } = *delivery;
+        let settle = Settle { partition, offset, nonce, mode: SettleMode::Ack };
+        let statuses = self.consumer.settle(&delivery.topic, vec![settle]).await;
+        assert_eq!(statuses, Some(vec![SettleStatus::Done]));
+    }
+
+    async fn metrics(&self) -> ShardMetrics {
+        self.shard.metrics().await
+    }
+}
+
+fn sweeping(idle_after: Option<Duration>, cold_interval: Option<Duration>) -> RetentionOptions {
+    RetentionOptions { sweep_interval: SECOND, idle_after, cold_interval, ..RetentionOptions::default() }
+}
+
+#[test]
+fn n53_1_s80_an_idle_log_is_closed_and_opened_by_the_next_use() {
+    sim::run(1, async {
+        let topics = [topic("orders", 1, 0)];
+        let bench = Bench::start(SimDisk::new(1), sweeping(Some(10 * SECOND), None), &topics).await;
+        bench.produce("orders").await;
+        let first = bench.consume("orders").await;
+        rt::sleep(15 * SECOND).await;
+        assert_eq!(bench.metrics().await.open_logs, 1, "a lease is out");
+        bench.ack(&first).await;
+        rt::sleep(2 * SECOND).await;
+        let metrics = bench.metrics().await;
+        assert_eq!((metrics.open_logs, metrics.retention.idle_logs_evicted), (0, 1));
+        let figures = |metrics: &ShardMetrics| {
+            let known = &metrics.partitions[&destination(1)];
+            let log = (known.high_watermark, known.segments, known.log.commits);
+            (log, known.frontier, known.messages_consumed, known.messages_produced)
+        };
+        assert_eq!(figures(&metrics), ((1, 1, 1), 1, 1, 1), "n53_2: nothing has vanished");
+        let Reply::Stats(stats) = bench.shard.handle(Request::Stats { incarnation: Incarnation(1) }).await else {
+            panic!("asked for statistics")
+        };
+        assert_eq!((stats[0].high_watermark, stats[0].frontier, stats[0].segments), (1, 1, 1));
+        assert_eq!(bench.metrics().await.open_logs, 0, "s81: figures and statistics open nothing");
+        bench.produce("orders").await;
+        let second = bench.consume("orders").await;
+        assert_eq!(second.offset, 1, "the acked one does not come again");
+        bench.ack(&second).await;
+        assert_eq!(figures(&bench.metrics().await), ((2, 1, 2), 2, 2, 2), "counters go on");
+    });
+}
+
+#[test]
+fn s81_a_consumer_that_polls_keeps_its_log_open_and_a_close_forgets_no_waiter() {
+    sim::run(2, async {
+        let topics = [topic("orders", 1, 0)];
+        let bench = Bench::start(SimDisk::new(2), sweeping(Some(10 * SECOND), None), &topics).await;
+        bench.produce("orders").await;
+        let delivery = bench.consume("orders").await;
+        bench.ack(&delivery).await;
+        let take = Take { max: 1, bytes_max: 1 << 20 };
+        for _ in 0..5 {
+            rt::sleep(6 * SECOND).await;
+            let none = bench.consumer.consume("orders", None, take, Duration::ZERO).await.expect("served");
+            assert!(none.is_empty());
+        }
+        assert_eq!(bench.metrics().await.retention.idle_logs_evicted, 0);
+        // Parked for so long that the log is closed under it: the next record finds it all the same (S96).
+        let parked = bench.consumer.clone();
+        let waiting = rt::spawn(rt::Queue::Consume, async move {
+            parked.consume("orders", None, take, 60 * SECOND).await.map(|taken| taken.len())
+        });
+        rt::sleep(20 * SECOND).await;
+        assert!(bench.metrics().await.retention.idle_logs_evicted > 0);
+        bench.produce("orders").await;
+        assert_eq!(rt::timeout(SECOND, waiting).await, Ok(Ok(1)));
+    });
+}
+
+#[test]
+fn s86_open_logs_stay_within_their_bound() {
+    sim::run(3, async {
+        let topics: Vec<_> = (1..=9).map(|number| topic(&format!("t{number}"), number, 0)).collect();
+        let few = RetentionOptions { open_logs_max: 3, ..sweeping(None, None) };
+        let device = SimDisk::new(3);
+        let bench = Bench::start(device.clone(), few, &topics).await;
+        for topic in &topics {
+            bench.produce(&topic.name).await;
+            rt::sleep(SECOND / 20).await;
+        }
+        rt::sleep(2 * SECOND).await;
+        let metrics = bench.metrics().await;
+        assert_eq!((metrics.open_logs, metrics.partitions.len()), (3, 9));
+        for topic in &topics {
+            assert_eq!(bench.consume(&topic.name).await.offset, 0);
+        }
+        // At start every log is opened once, and no more stay open than may.
+        bench.shard.handle(Request::Quiesce).await;
+        bench.shard.handle(Request::Shutdown).await;
+        let bench = Bench::start(device, few, &topics).await;
+        let metrics = bench.metrics().await;
+        assert_eq!(metrics.open_logs, 3);
+        assert!(metrics.partitions.values().all(|known| known.high_watermark == 1), "s54");
+    });
+}
+
+#[test]
+fn n54_2_s76_a_closed_log_is_swept_and_closed_again() {
+    sim::run(4, async {
+        let topics = [topic("orders", 1, HOUR.as_millis() as u64)];
+        let retention = sweeping(Some(10 * SECOND), Some(60 * SECOND));
+        let bench = Bench::start(SimDisk::new(4), retention, &topics).await;
+        bench.produce("orders").await;
+        rt::sleep(60 * SECOND).await;
+        let metrics = bench.metrics().await;
+        assert_eq!((metrics.open_logs, metrics.retention.cold_swept), (0, 0));
+        rt::sleep(HOUR + 120 * SECOND).await;
+        let metrics = bench.metrics().await;
+        let known = &metrics.partitions[&destination(1)];
+        assert_eq!((metrics.open_logs, metrics.retention.cold_swept), (0, 1));
+        assert_eq!((known.oldest_offset, known.high_watermark, known.log.retention_records), (1, 1, 1));
+        rt::sleep(HOUR).await;
+        assert_eq!(bench.metrics().await.retention.cold_swept, 1, "there is nothing left to expire");
+        bench.produce("orders").await;
+        assert_eq!(bench.consume("orders").await.offset, 1, "c59: the frontier has passed what is gone");
+    });
+}
+
+#[test]
+fn n54_3_s75_a_pass_that_hangs_stops_nobody_else() {
+    sim::run(5, async {
+        let topics: Vec<_> = (1..=3).map(|n| topic(&format!("t{n}"), n, HOUR.as_millis() as u64)).collect();
+        let bench = Bench::start(SimDisk::new(5), sweeping(None, None), &topics).await;
+        for topic in &topics {
+            bench.produce(&topic.name).await;
+        }
+        rt::sleep(HOUR - 10 * SECOND).await;
+        bench.disk.inject(NthCall::new(Op::Remove, 1, Fault::Stall(HOUR)).on("t1/"));
+        rt::sleep(120 * SECOND).await;
+        let metrics = bench.metrics().await;
+        let gone: BTreeSet<u64> = metrics
+            .partitions
+            .iter()
+            .filter(|(_, known)| known.log.retention_us.is_some() && known.oldest_offset == 1)
+            .map(|(destination, _)| destination.incarnation.0)
+            .collect();
+        assert_eq!(gone, BTreeSet::from([2, 3]), "the first one's file is still being removed");
+        assert_eq!(metrics.retention.passes_abandoned, 1);
+        // Commits and consumers of that partition do not wait for it either.
+        bench.produce("t1").await;
+        assert_eq!(bench.consume("t1").await.offset, 1);
+    });
+}
+
+#[test]
+fn s77_a_changed_retention_reaches_every_open_log() {
+    sim::run(6, async {
+        let bench = Bench::start(SimDisk::new(6), sweeping(None, None), &[topic("orders", 1, 0)]).await;
+        bench.produce("orders").await;
+        rt::sleep(3 * HOUR).await;
+        assert_eq!(bench.metrics().await.partitions[&destination(1)].oldest_offset, 0);
+        bench.shard.install(snapshot(2, &[topic("orders", 1, HOUR.as_millis() as u64)]));
+        rt::sleep(3 * SECOND).await;
+        assert_eq!(bench.metrics().await.partitions[&destination(1)].oldest_offset, 1);
+    });
+}
+
+#[test]
+fn n27_refusals_of_a_deleted_topic_are_forgotten() {
+    sim::run(7, async {
+        let topics = [topic("orders", 1, 0)];
+        let bench = Bench::start(SimDisk::new(7), sweeping(None, None), &topics).await;
+        bench.shard.drain();
+        let record = NewRecord { key: b"", payload: b"x", partition: None };
+        assert!(bench.shard.produce("orders", record).await.is_err());
+        let metrics = bench.metrics().await;
+        assert_eq!(metrics.rejections["orders"].iter().sum::<u64>(), 1);
+        bench.shard.install(snapshot(2, &[]));
+        bench.shard.install(snapshot(3, &topics));
+        assert!(bench.metrics().await.rejections.is_empty());
+    });
+}

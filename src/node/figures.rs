@@ -1,0 +1,97 @@
+//! Figures of the node that no shard has: what the data directory holds, what the metadata is at, how long the start
+//! took. Gathered when somebody scrapes, off the shards' threads.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use narad_shards::io::system;
+use narad_shards::rt;
+
+use super::broker::NodeState;
+use crate::control::MetastoreWatch;
+use crate::telemetry::NodeMetrics;
+
+/// Walking a large data directory takes a while: how old its size may be.
+const SIZE_AGE_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Default)]
+pub struct NodeFigures {
+    pub data_root: PathBuf,
+    pub metastore: Arc<MetastoreWatch>,
+    /// From the start of the process to the first accepted connection, ms; 0 until then.
+    pub boot_ms: AtomicU64,
+    size: Mutex<Option<(Instant, u64)>>,
+}
+
+impl NodeFigures {
+    pub fn new(data_root: PathBuf, metastore: Arc<MetastoreWatch>) -> NodeFigures {
+        NodeFigures { data_root, metastore, ..NodeFigures::default() }
+    }
+
+    /// `None` while somebody else is walking for the first time.
+    fn size(&self) -> Option<u64> {
+        let mut size = self.size.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some((at, bytes)) = *size {
+            if at.elapsed() < SIZE_AGE_MAX {
+                return Some(bytes);
+            }
+        }
+        let bytes = used_bytes(&self.data_root);
+        *size = Some((Instant::now(), bytes));
+        Some(bytes)
+    }
+
+    fn read(&self) -> NodeMetrics {
+        let watch = &self.metastore;
+        let boot_ms = self.boot_ms.load(Relaxed);
+        NodeMetrics {
+            data_dir_bytes: self.size(),
+            data_dir_available_bytes: system::file_system(&self.data_root).ok().map(|facts| facts.available_bytes),
+            metastore_bytes: fs::metadata(self.data_root.join("metastore/state.redb")).ok().map(|file| file.len()),
+            topics: watch.topics.load(Relaxed),
+            metastore_applied_index: watch.applied_index.load(Relaxed),
+            metastore_write_errors: watch.write_errors.load(Relaxed),
+            metastore_stalled: watch.stalled.load(Relaxed),
+            metastore_stopped: watch.stopped.load(Relaxed),
+            boot_seconds: (boot_ms > 0).then(|| boot_ms as f64 / 1000.0),
+        }
+    }
+}
+
+pub async fn gather(state: &Arc<NodeState>) -> NodeMetrics {
+    let state = state.clone();
+    rt::blocking(move || state.figures.read()).await
+}
+
+/// Blocks that files under `directory` take. What goes while it is walked counts as gone.
+fn used_bytes(directory: &Path) -> u64 {
+    const BLOCK_BYTES: u64 = 512;
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let bytes = entries.map(|entry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => used_bytes(&entry.path()),
+        Ok(metadata) => metadata.blocks() * BLOCK_BYTES,
+        Err(_) => 0,
+    });
+    bytes.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_measured_with_everything_below_it() {
+        let root = std::env::temp_dir().join(format!("narad-figures-{}", std::process::id()));
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::write(root.join("a/b/file"), vec![7; 100_000]).unwrap();
+        fs::write(root.join("file"), vec![7; 10_000]).unwrap();
+        let bytes = used_bytes(&root);
+        fs::remove_dir_all(&root).unwrap();
+        assert!((110_000..200_000).contains(&bytes), "{bytes}");
+        assert_eq!(used_bytes(&root), 0, "gone is nothing, not an error");
+    }
+}
