@@ -64,7 +64,7 @@ pub struct RetentionMetrics {
     /// Closed logs that were opened, swept and closed.
     pub cold_swept: u64,
     /// Passes over closed logs that panicked.
-    pub cold_panics: u64,
+    pub cold_failed: u64,
     /// Passes that panicked or hung, and were left behind.
     pub passes_abandoned: u64,
 }

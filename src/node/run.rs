@@ -20,7 +20,7 @@ use super::Prepared;
 use crate::config::Config;
 use crate::http::{HttpMetrics, HttpSettings, NodeLimits, Surface, TopicDefaults};
 
-/// How long a signal may be ignored after it was sent again: not at all.
+/// Exit status when a second signal ends the process at once: 128 and the number of SIGINT.
 const EXIT_ON_SECOND_SIGNAL: i32 = 130;
 
 /// What all threads of the node are built from.

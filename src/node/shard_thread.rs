@@ -168,7 +168,7 @@ pub fn disk_reserve_bytes(shards: u64) -> u64 {
     (2 * WAL_SEGMENT_BYTES * shards).max(DISK_RESERVE_BYTES_MIN)
 }
 
-/// From here on the names of the settings are those of operations.md §3.3; `0` means off.
+/// `0` in these settings means off.
 fn retention(common: &Common) -> RetentionOptions {
     let storage = &common.config.storage;
     let unless_off = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));

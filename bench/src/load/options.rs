@@ -302,6 +302,9 @@ impl LoadOptions {
         });
         let durability = "each answer after the broker's own durability: Narad answers 202 once the message is synced";
         run.set("durability", durability);
+        if self.start {
+            run.set("dir", self.directory.display());
+        }
         run.set("payload", self.payload_bytes);
         run.set("batch", self.batch);
         run.set("connections", self.connections);

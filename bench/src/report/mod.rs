@@ -64,7 +64,7 @@ fn outcome(failures: &[String]) -> Result<(), Failure> {
 fn results(common: &Common, runs: &[Run]) -> Result<(String, Vec<String>), Failure> {
     let Some(last) = runs.last() else { return Ok((String::new(), Vec::new())) };
     // Where the command says which drive it used, that one is described; else the one of the current directory.
-    let dir = last.settings.get("data_dir").or_else(|| last.settings.get("dir"));
+    let dir = last.settings.get("dir");
     let document = Document::of(runs, Machine::read(Path::new(dir.map_or(".", String::as_str))));
     let mut notes = Vec::new();
     let mut compared = None;

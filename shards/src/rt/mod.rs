@@ -35,7 +35,7 @@ pub(crate) type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 /// Which share of the core a task runs in (design §5, fairness).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// HTTP, WAL, dispatch, commit: first come, first served.
+    /// WAL, dispatch, commit, and connections whose last request was neither consume nor ack: first come, first served.
     Foreground,
     /// Consume: a share of its own, so that an overdriven produce cannot starve it.
     Consume,

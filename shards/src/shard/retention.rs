@@ -121,7 +121,7 @@ impl Inner {
         self.reaper.metrics.borrow_mut().passes_abandoned += 1;
         partition.rests_until.set(rt::now() + REST);
         tracing::error!(dir = %log.dir().display(), %cause,
-            "retention: pass over a partition failed; it is left alone for half an hour, the others go on");
+            "retention: pass over a partition failed; it is left alone for {REST:?}, the others go on");
         false
     }
 
@@ -145,7 +145,7 @@ impl Inner {
         if self.pass(partition, &log).await {
             self.reaper.metrics.borrow_mut().cold_swept += 1;
         } else {
-            self.reaper.metrics.borrow_mut().cold_panics += 1;
+            self.reaper.metrics.borrow_mut().cold_failed += 1;
         }
         if log.touched_at() == opened_at {
             self.close_unused(partition, &log).await;

@@ -84,7 +84,7 @@ fn an_untuned_machine_is_told_setting_by_setting_what_to_run() {
         ("thp.defrag", Status::Ok, ""),
         ("clock.source", Status::Warn, "tsc=reliable"),
         ("cpu.governor", Status::Warn, "cpupower -c 1 frequency-set -g performance"),
-        ("cpu.idle", Status::Warn, "cpupower -c 1 idle-set -D 10"),
+        ("cpu.idle", Status::Warn, "cpupower -c 1 idle-set -D 21"),
         ("irq.affinity", Status::Warn, "echo 2-7 > /proc/irq/41/smp_affinity_list"),
         ("boot.isolcpus", Status::Hint, "add isolcpus=domain,0-1 to the boot parameters"),
         ("boot.nohz_full", Status::Hint, "nohz_full=0-1"),

@@ -213,7 +213,7 @@ fn governor(machine: &Machine, place: &Place) -> Check {
 }
 
 /// Waking from deeper states takes longer than a durable write of a fast drive.
-const IDLE_US_MAX: u64 = 10;
+const IDLE_US_MAX: u64 = 20;
 
 fn idle(machine: &Machine, place: &Place) -> Check {
     const ID: &str = "cpu.idle";
@@ -242,12 +242,12 @@ fn idle(machine: &Machine, place: &Place) -> Check {
         Some((latency_us, name)) => Check::warn(
             ID,
             format!("CPU {deep} may sleep as deep as {name}, {latency_us} us to wake from"),
-            format!("cpupower -c {deep} idle-set -D {IDLE_US_MAX}"),
+            format!("cpupower -c {deep} idle-set -D {}", IDLE_US_MAX + 1),
         ),
     }
 }
 
-/// Interrupts of devices that only shard CPUs take, although there are others. A drive's own queues are placed by the
+/// Interrupts of devices that may come to a shard's CPU, although there are others. A drive's own queues are placed by the
 /// kernel, one a CPU, and are best where they are.
 fn interrupts(machine: &Machine, place: &Place) -> Check {
     const ID: &str = "irq.affinity";
