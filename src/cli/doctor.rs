@@ -40,11 +40,13 @@ pub fn run(mut doctor: Doctor, out: &mut dyn Write) -> Result<(), Failure> {
         Ok(config) => node::examine(&config, (!doctor.no_probe).then_some(PROBE)),
         Err(error) => Report::of_bad_settings(&error.to_string()),
     };
-    match doctor.json {
-        true => writeln!(out, "{:#}", as_json(&report))?,
-        false => write!(out, "{}", as_text(&report))?,
-    }
-    verdict(&report, doctor.strict)
+    let written = match doctor.json {
+        true => writeln!(out, "{:#}", as_json(&report)),
+        false => write!(out, "{}", as_text(&report)),
+    };
+    // A reader that has seen enough does not turn a failure into a success: scripts go by the exit status.
+    verdict(&report, doctor.strict)?;
+    Ok(written?)
 }
 
 fn verdict(report: &Report, strict: bool) -> Result<(), Failure> {

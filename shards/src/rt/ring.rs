@@ -351,10 +351,7 @@ impl RingRuntime {
                 local.wake_pump();
                 return;
             }
-            // What consumers were answered leaves before the next slice of produce, or each of their round trips would
-            // last two slices.
-            let answered = queue == Queue::Consume && local.runnable(Queue::Consume) == 0;
-            if answered || local.runnable(Queue::Foreground) == 0 {
+            if local.runnable(Queue::Foreground) == 0 {
                 local.wake_pump();
                 return;
             }
