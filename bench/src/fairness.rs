@@ -9,7 +9,7 @@ use crate::consume::{consumers, prefill, ran_dry};
 use crate::load::narad::{Budget, Client, Consume, Produce, Wire, CONSUME_BATCH_MAX};
 use crate::load::options::{load_options, LoadOptions, Site};
 use crate::load::payload::Payloads;
-use crate::load::threads::drive;
+use crate::load::threads::{drive, Drive};
 use crate::load::{Group, Pace, Tally, Timing, Until};
 use crate::report::stats::Spread;
 use crate::run::{Better, Failure, Run};
@@ -18,14 +18,16 @@ use crate::Common;
 const GRACE: Duration = Duration::from_secs(10);
 /// Where the others produce.
 const OVERDRIVEN: &str = "bench-overdriven";
+/// Messages of one of their requests: many, so that the broker is at its limit before this program is.
+const PRODUCED_AT_ONCE: u32 = 100;
 
 load_options! {
     /// consume and ack from a backlog, alone and beside overdriven produce to another topic, in turns
     #[derive(FromArgs)]
     #[argh(subcommand, name = "fairness")]
     pub struct Options {
-        /// producing connections that never pause (default 256)
-        #[argh(option, default = "256")]
+        /// producing connections that never pause, with batches of 100 (default 64)
+        #[argh(option, default = "64")]
         producers: usize,
         /// rounds of one phase alone and one beside produce; --duration is divided by them (default 3)
         #[argh(option, default = "3")]
@@ -46,8 +48,8 @@ struct Phase {
 pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     let load = options.load();
     load.check(CONSUME_BATCH_MAX)?;
-    if load.messages.is_some() || load.rate_per_s.is_some() {
-        return Err(Failure("fairness compares two phases of the same length: leave out --messages and --rate".into()));
+    if load.messages.is_some() {
+        return Err(Failure("fairness compares phases of the same length: leave out --messages".into()));
     }
     let rounds = options.rounds.max(1);
     let phase = load.duration / rounds;
@@ -122,7 +124,7 @@ fn measure(
     if producers > 0 {
         let what = Produce {
             payloads: Arc::new(Payloads::new(0, load.payload_bytes)),
-            batch: 1,
+            batch: PRODUCED_AT_ONCE,
             keys: load.keys,
             budget: Budget::new(None),
             ledger: None,
@@ -138,7 +140,9 @@ fn measure(
         });
     }
     let timing = Timing { warmup: load.warmup.min(Duration::from_secs(1)), duration: Some(duration), grace: GRACE };
-    let driven = drive(&load.drive(title, timing), groups, &mut |_| Ok(()))?;
+    // In threads of their own: otherwise consumers would wait for producers in this program already.
+    let options = Drive { apart: true, ..load.drive(title, timing) };
+    let driven = drive(&options, groups, &mut |_| Ok(()))?;
     let mut tallies = driven.tallies.into_iter();
     let consumed = tallies.next().ok_or_else(|| Failure("the load had no consumers".into()))?;
     let produced = tallies.next();

@@ -1,6 +1,7 @@
 //! `narad-bench http`: the product's own HTTP stack on one shard, with a broker behind it that stores nothing. What
 //! produce cannot exceed.
 
+use std::cell::Cell;
 use std::future::{ready, Future};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -14,7 +15,7 @@ use narad::http::{
     serve_connection, Broker, Health, HttpContext, HttpMetrics, HttpSettings, NodeLimits, Readiness, Socket,
     TopicDefaults, TopicNotFound,
 };
-use narad::telemetry::NodeMetrics;
+use narad::telemetry::{NodeMetrics, ShardReport};
 use narad_shards::api::{
     ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
     SettleStatus,
@@ -125,7 +126,8 @@ pub fn measure(options: &Options) -> Result<Run, Failure> {
         };
         let timing = Timing { warmup: options.warmup, duration: Some(options.duration), grace: GRACE };
         let cpus = options.load_cpu.clone();
-        let drive_options = Drive { timing, threads: 1, cpus, spin: options.load_spin, title: group.name.clone() };
+        let drive_options =
+            Drive { timing, threads: 1, apart: false, cpus, spin: options.load_spin, title: group.name.clone() };
         let (mut before, mut after) = (0, 0);
         let driven = drive(&drive_options, vec![group], &mut |edge| {
             match edge {
@@ -226,7 +228,9 @@ async fn accept(listener: Listener) {
     loop {
         let stream = listener.accept(|error| eprintln!("narad-bench: accepting failed: {error}")).await;
         let Ok(peer) = stream.peer_addr() else { continue };
-        rt::spawn(Queue::Foreground, serve_connection(Socket::new(stream), peer.ip(), context.clone()));
+        let queue = Rc::new(Cell::new(Queue::Foreground));
+        let serve = serve_connection(Socket::new(stream), peer.ip(), context.clone(), queue.clone());
+        rt::spawn_following(queue, Box::pin(serve));
     }
 }
 
@@ -305,5 +309,9 @@ impl Broker for StoresNothing {
 
     async fn node_metrics(&self) -> NodeMetrics {
         NodeMetrics::default()
+    }
+
+    async fn vitals(&self) -> Vec<ShardReport> {
+        Vec::new()
     }
 }

@@ -87,6 +87,13 @@ impl Client {
         self.request("POST", target, &[("Content-Type", "application/octet-stream")], body)
     }
 
+    /// Each message is an object of the batch form: `payload`, perhaps `key`.
+    pub fn produce_batch(&mut self, topic: &str, messages: Vec<serde_json::Value>) -> io::Result<Response> {
+        let body = serde_json::json!({ "messages": messages }).to_string();
+        let target = format!("/v1/topics/{topic}/produce/batch");
+        self.request("POST", &target, &[("Content-Type", "application/json")], body.as_bytes())
+    }
+
     pub fn get(&mut self, target: &str) -> io::Result<Response> {
         self.request("GET", target, &[("X-Narad-Client", "harness")], b"")
     }

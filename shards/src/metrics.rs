@@ -12,6 +12,7 @@ pub fn coarse_histogram() -> Histogram {
     Histogram::new(2).expect("2 significant digits is a valid precision")
 }
 
+/// Starts small and grows with its values; fill it with [`record`].
 pub fn histogram() -> Histogram {
     Histogram::new(3).expect("3 significant digits is a valid precision")
 }
@@ -63,7 +64,7 @@ pub struct RetentionMetrics {
     /// Closed logs that were opened, swept and closed.
     pub cold_swept: u64,
     /// Passes over closed logs that panicked.
-    pub cold_panics: u64,
+    pub cold_failed: u64,
     /// Passes that panicked or hung, and were left behind.
     pub passes_abandoned: u64,
 }
@@ -105,6 +106,60 @@ pub struct RuntimeMetrics {
     pub ring_depth: u64,
     pub enter_nanos: u64,
     pub connections: u64,
+}
+
+/// One shard as an operator watches it. Counters count since the shard was opened and never fall.
+#[derive(Clone, Debug, Default)]
+pub struct ShardVitals {
+    pub shard: u16,
+    /// When it was taken: the machine's monotonic clock, in microseconds. Rates come from two of these.
+    pub at_us: u64,
+    pub runtime: RuntimeMetrics,
+
+    // Counters.
+    /// Records made durable in this shard's ingress log, the writes that did it, and their bytes.
+    pub produced_records: u64,
+    pub produced_groups: u64,
+    pub written_bytes: u64,
+    /// Records of this shard's ingress log committed to their partitions, and commits sent for them.
+    pub committed_records: u64,
+    pub commits: u64,
+    /// Deliveries to queue consumers from partitions of this shard, redeliveries included.
+    pub delivered_records: u64,
+
+    // The last whole window, a second or longer; 0 before there was one.
+    pub window_us: u64,
+    pub busy_ratio: f64,
+    /// Durable writes of the ingress log.
+    pub sync: Latency,
+    /// Commits, until their answer.
+    pub commit: Latency,
+
+    // Gauges.
+    pub backlog_records: u64,
+    pub destinations_failing: u64,
+    pub wal_failed: bool,
+    pub wal_live_bytes: u64,
+    /// Partitions with an open log.
+    pub partitions: u64,
+    pub leases: u64,
+    pub consumers_parked: u64,
+    pub memory_budget_bytes: u64,
+    pub staging_bytes: u64,
+    pub staging_bytes_max: u64,
+    pub cache_bytes: u64,
+    pub cache_bytes_max: u64,
+}
+
+/// What a window saw of one kind of operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Latency {
+    pub count: u64,
+    /// `None` when there was none.
+    pub p50_us: Option<u64>,
+    pub p99_us: Option<u64>,
+    /// Operations in flight on average.
+    pub in_flight: f64,
 }
 
 #[cfg(test)]

@@ -157,6 +157,8 @@ pub enum Request {
     CloseTopic { incarnation: Incarnation },
     /// Counters of the shard, for a scrape. Answer: [`Reply::Metrics`].
     Metrics,
+    /// The few figures that an operator watches, at the cost of a memory copy. Answer: [`Reply::Vitals`].
+    Vitals,
     /// Shard to control thread: opened and answering. Answered once every shard of the node is. Answer:
     /// [`Reply::Done`].
     Opened,
@@ -181,6 +183,7 @@ pub enum Reply {
     /// The text says what failed.
     Prepared(Result<(), String>),
     Metrics(Box<crate::metrics::ShardMetrics>),
+    Vitals(Box<crate::metrics::ShardVitals>),
     Done,
 }
 

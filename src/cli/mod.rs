@@ -3,12 +3,16 @@
 //! be reached.
 
 mod client;
+mod cpus;
+mod doctor;
 pub(crate) mod fuzz;
 mod publish;
 mod render;
 mod serve;
 mod subscribe;
+mod top;
 mod topic;
+mod usage;
 
 #[cfg(test)]
 mod tests;
@@ -35,6 +39,9 @@ struct Narad {
 enum Command {
     Serve(serve::Serve),
     Server(serve::Server),
+    Cpus(cpus::Cpus),
+    Doctor(doctor::Doctor),
+    Top(top::Top),
     Topic(topic::Topic),
     Pub(publish::Pub),
     Sub(subscribe::Sub),
@@ -82,7 +89,7 @@ pub fn main(args: Vec<String>) -> ExitCode {
             let text = exit.output.trim_end();
             return match exit.status {
                 Ok(()) => finish(writeln!(io::stdout(), "{text}").map_err(Failure::from)),
-                Err(()) => finish(Err(Failure::Usage(text.to_owned()))),
+                Err(()) => finish(Err(Failure::Usage(usage::explain(text, &args)))),
             };
         }
     };
@@ -96,6 +103,9 @@ fn run(narad: Narad) -> Result<(), Failure> {
     match narad.command {
         Command::Serve(serve) => serve::serve(serve),
         Command::Server(server) => serve::server(server),
+        Command::Doctor(command) => doctor::run(command, &mut out),
+        Command::Cpus(command) => cpus::run(command, &mut out),
+        Command::Top(command) => top::run(command, client()?, &mut out),
         Command::Topic(command) => topic::run(command, &mut client()?, &mut io::stdin().lock(), &mut out, &mut err),
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),
         Command::Sub(command) => subscribe::run(command, &mut client()?, &mut out, &mut err),

@@ -11,49 +11,105 @@ use crate::telemetry;
 
 use super::Failure;
 
-/// Run the broker.
-#[derive(FromArgs, Debug, Default)]
-#[argh(subcommand, name = "serve")]
-pub struct Serve {
-    /// settings as a JSON file
-    #[argh(option)]
-    config: Option<PathBuf>,
-    /// address of the client API (http.addr)
-    #[argh(option)]
-    addr: Option<String>,
-    /// port of the client API; leaves the host of http.addr as it is
-    #[argh(option)]
-    port: Option<u16>,
-    /// everything the node stores (storage.data_dir)
-    #[argh(option)]
-    data_dir: Option<String>,
-    /// identity of the node (cluster.node_id)
-    #[argh(option)]
-    node_id: Option<String>,
-    /// debug, info, warn or error (log.level)
-    #[argh(option)]
-    log_level: Option<String>,
-    /// json or text (log.format)
-    #[argh(option)]
-    log_format: Option<String>,
-    /// number of shards, one a core (runtime.shards)
-    #[argh(option)]
-    shards: Option<String>,
-    /// CPUs of the shards, such as 2-5,8 (runtime.cpus)
-    #[argh(option)]
-    cpus: Option<String>,
-    /// leave the placement of threads to the kernel (runtime.no_pin)
-    #[argh(switch)]
-    no_pin: bool,
-    /// CPU of the control thread (runtime.control_cpu)
-    #[argh(option)]
-    control_cpu: Option<String>,
-    /// microseconds to poll before a shard sleeps (runtime.spin_us)
-    #[argh(option)]
-    spin_us: Option<String>,
-    /// memory of all shards together, such as 2GiB (runtime.memory)
-    #[argh(option)]
-    memory: Option<String>,
+/// Declares a command that takes the settings of one node as flags, and more of its own.
+macro_rules! with_node_flags {
+    ($(#[$attribute:meta])* pub struct $name:ident { $($more:tt)* }) => {
+        $(#[$attribute])*
+        pub struct $name {
+            $($more)*
+            /// settings as a JSON file
+            #[argh(option)]
+            config: Option<std::path::PathBuf>,
+            /// address of the client API (http.addr)
+            #[argh(option)]
+            addr: Option<String>,
+            /// port of the client API; leaves the host of http.addr as it is
+            #[argh(option)]
+            port: Option<String>,
+            /// everything the node stores (storage.data_dir)
+            #[argh(option)]
+            data_dir: Option<String>,
+            /// identity of the node (cluster.node_id)
+            #[argh(option)]
+            node_id: Option<String>,
+            /// debug, info, warn or error (log.level)
+            #[argh(option)]
+            log_level: Option<String>,
+            /// json or text (log.format)
+            #[argh(option)]
+            log_format: Option<String>,
+            /// number of shards, one a core (runtime.shards)
+            #[argh(option)]
+            shards: Option<String>,
+            /// CPUs of the shards, such as 2-5,8 (runtime.cpus)
+            #[argh(option)]
+            cpus: Option<String>,
+            /// leave the placement of threads to the kernel (runtime.no_pin)
+            #[argh(switch)]
+            no_pin: bool,
+            /// CPU of the control thread (runtime.control_cpu)
+            #[argh(option)]
+            control_cpu: Option<String>,
+            /// microseconds to poll before a shard sleeps (runtime.spin_us)
+            #[argh(option)]
+            spin_us: Option<String>,
+            /// shard i also listens on this port plus i (runtime.shard_ports)
+            #[argh(option)]
+            shard_ports: Option<String>,
+            /// memory of all shards together, such as 2GiB (runtime.memory)
+            #[argh(option)]
+            memory: Option<String>,
+        }
+
+        impl $name {
+            /// The settings among the flags, taken out.
+            fn node_flags(&mut self) -> $crate::cli::serve::NodeFlags {
+                $crate::cli::serve::NodeFlags {
+                    config: std::mem::take(&mut self.config),
+                    addr: std::mem::take(&mut self.addr),
+                    port: std::mem::take(&mut self.port),
+                    data_dir: std::mem::take(&mut self.data_dir),
+                    node_id: std::mem::take(&mut self.node_id),
+                    log_level: std::mem::take(&mut self.log_level),
+                    log_format: std::mem::take(&mut self.log_format),
+                    shards: std::mem::take(&mut self.shards),
+                    cpus: std::mem::take(&mut self.cpus),
+                    no_pin: std::mem::take(&mut self.no_pin),
+                    control_cpu: std::mem::take(&mut self.control_cpu),
+                    spin_us: std::mem::take(&mut self.spin_us),
+                    shard_ports: std::mem::take(&mut self.shard_ports),
+                    memory: std::mem::take(&mut self.memory),
+                }
+            }
+        }
+    };
+}
+pub(super) use with_node_flags;
+
+with_node_flags! {
+    /// Run the broker.
+    #[derive(FromArgs, Debug, Default)]
+    #[argh(subcommand, name = "serve")]
+    pub struct Serve {}
+}
+
+/// Flags as they were given.
+#[derive(Debug, Default)]
+pub struct NodeFlags {
+    pub config: Option<PathBuf>,
+    pub addr: Option<String>,
+    pub port: Option<String>,
+    pub data_dir: Option<String>,
+    pub node_id: Option<String>,
+    pub log_level: Option<String>,
+    pub log_format: Option<String>,
+    pub shards: Option<String>,
+    pub cpus: Option<String>,
+    pub no_pin: bool,
+    pub control_cpu: Option<String>,
+    pub spin_us: Option<String>,
+    pub shard_ports: Option<String>,
+    pub memory: Option<String>,
 }
 
 /// Run the broker with defaults.
@@ -79,17 +135,23 @@ struct Start {
     dev: bool,
     /// port of the client API
     #[argh(option)]
-    port: Option<u16>,
+    port: Option<String>,
     /// everything the node stores
     #[argh(option)]
     data_dir: Option<String>,
 }
 
-impl Serve {
-    fn sources(self, environment: Vec<(String, String)>) -> Result<Sources, Failure> {
+impl NodeFlags {
+    pub fn sources(self, environment: Vec<(String, String)>) -> Result<Sources, Failure> {
         if self.addr.is_some() && self.port.is_some() {
             return Err(Failure::Usage("--addr and --port both name the port: give one of them".to_owned()));
         }
+        let port = match &self.port {
+            None => None,
+            Some(text) => Some(text.parse().map_err(|_| {
+                Failure::Usage(format!("--port {text:?} is not a port: write 1 to 65535, or 0 for any that is free"))
+            })?),
+        };
         let no_pin = self.no_pin.then(|| "true".to_owned());
         let flags = [
             ("http.addr", self.addr),
@@ -102,28 +164,29 @@ impl Serve {
             ("runtime.no_pin", no_pin),
             ("runtime.control_cpu", self.control_cpu),
             ("runtime.spin_us", self.spin_us),
+            ("runtime.shard_ports", self.shard_ports),
             ("runtime.memory", self.memory),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-        Ok(Sources { file: self.config, environment, flags, port: self.port, ..Sources::default() })
+        Ok(Sources { file: self.config, environment, flags, port, ..Sources::default() })
     }
 }
 
 /// Variables that are not UTF-8 cannot be ours.
-fn environment() -> Vec<(String, String)> {
+pub(super) fn environment() -> Vec<(String, String)> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()
 }
 
-pub fn serve(serve: Serve) -> Result<(), Failure> {
-    start(serve.sources(environment())?)
+pub fn serve(mut serve: Serve) -> Result<(), Failure> {
+    start(serve.node_flags().sources(environment())?)
 }
 
 pub fn server(server: Server) -> Result<(), Failure> {
     let ServerCommand::Start(command) = server.command;
-    let serve = Serve { port: command.port, data_dir: command.data_dir, ..Serve::default() };
-    let mut sources = serve.sources(environment())?;
+    let flags = NodeFlags { port: command.port, data_dir: command.data_dir, ..NodeFlags::default() };
+    let mut sources = flags.sources(environment())?;
     if command.dev {
         let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
         let home = home.ok_or_else(|| Failure::Usage("HOME is not set: say where to store with --data-dir".to_owned()));
@@ -162,8 +225,8 @@ fn banner(address: &str, data_dir: &str) -> String {
 mod tests {
     use super::*;
 
-    fn parse(args: &[&str]) -> Serve {
-        Serve::from_args(&["narad", "serve"], args).unwrap()
+    fn parse(args: &[&str]) -> NodeFlags {
+        Serve::from_args(&["narad", "serve"], args).unwrap().node_flags()
     }
 
     #[test]
@@ -187,6 +250,8 @@ mod tests {
             "5",
             "--memory",
             "2GiB",
+            "--shard-ports",
+            "9001",
         ]);
         let config = config::load(&serve.sources(Vec::new()).unwrap()).unwrap();
         assert_eq!(config.http.addr.to_string(), "127.0.0.1:1");
@@ -195,11 +260,13 @@ mod tests {
         assert_eq!((config.log.level, config.log.format), (config::LogLevel::Warn, config::LogFormat::Text));
         assert_eq!(config.runtime.cpus.unwrap().to_string(), "2-3");
         assert_eq!((config.runtime.control_cpu, config.runtime.spin_us), (Some(1), 5));
-        assert_eq!(config.runtime.memory_bytes, Some(2 << 30));
+        assert_eq!((config.runtime.memory_bytes, config.runtime.shard_ports), (Some(2 << 30), Some(9001)));
         let config =
             config::load(&parse(&["--shards", "4", "--no-pin", "--port", "9"]).sources(Vec::new()).unwrap()).unwrap();
         assert_eq!((config.runtime.shards, config.runtime.no_pin, config.http.addr.port), (Some(4), true, 9));
         assert!(matches!(parse(&["--addr", ":1", "--port", "2"]).sources(Vec::new()), Err(Failure::Usage(_))));
+        let Err(Failure::Usage(text)) = parse(&["--port", "70000"]).sources(Vec::new()) else { panic!("accepted") };
+        assert!(text.starts_with("--port \"70000\" is not a port: write 1 to 65535"), "{text}");
     }
 
     #[test]

@@ -148,6 +148,8 @@ pub struct Runtime {
     /// `None`: the control thread floats over the allowed CPUs.
     pub control_cpu: Option<u32>,
     pub spin_us: u64,
+    /// Shard `i` also listens on this port plus `i`, by itself. `None`: only on the common port.
+    pub shard_ports: Option<u16>,
     /// Of all shards together. `None`: half of the limit.
     pub memory_bytes: Option<u64>,
 }
@@ -240,8 +242,7 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     }
     if let Some(path) = &sources.file {
         // Plain buffered read; only --config names the file, so an absent one is an error as well (lesson O3.2).
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| ConfigError(format!("config: load file: open {}: {error}", path.display())))?;
+        let text = std::fs::read_to_string(path).map_err(|error| ConfigError(cannot_read(path, &error)))?;
         apply_file(&mut config, &text).map_err(|error| ConfigError(format!("config: load file: {error}")))?;
     }
     apply_environment(&mut config, &sources.environment)?;
@@ -255,6 +256,15 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     }
     validate::validate(&mut config).map_err(ConfigError)?;
     Ok(config)
+}
+
+fn cannot_read(path: &std::path::Path, error: &std::io::Error) -> String {
+    let remedy = match error.kind() {
+        std::io::ErrorKind::NotFound => "check the path behind --config",
+        std::io::ErrorKind::PermissionDenied => "make it, and the directories above it, readable for the broker's user",
+        _ => "--config names a JSON file",
+    };
+    format!("config: load file: open {}: {error}: {remedy}", path.display())
 }
 
 fn apply(config: &mut Config, setting: &Setting, value: Raw<'_>, origin: &str) -> Result<(), ConfigError> {

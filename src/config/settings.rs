@@ -172,5 +172,11 @@ pub(super) const SETTINGS: &[Setting] = &[
     setting("runtime.no_pin", "NARAD_RUNTIME_NO_PIN", into!(runtime.no_pin, boolean)),
     setting("runtime.control_cpu", "NARAD_RUNTIME_CONTROL_CPU", into!(runtime.control_cpu, some integer_u32)),
     setting("runtime.spin_us", "NARAD_RUNTIME_SPIN_US", into!(runtime.spin_us, integer)),
+    setting("runtime.shard_ports", "NARAD_RUNTIME_SHARD_PORTS", |config, value| {
+        let port = value.integer()?;
+        let usable = u16::try_from(port).ok().filter(|port| *port > 0);
+        config.runtime.shard_ports = Some(usable.ok_or_else(|| format!("{port} is not a port: write 1 to 65535"))?);
+        Ok(())
+    }),
     setting("runtime.memory", "NARAD_RUNTIME_MEMORY", into!(runtime.memory_bytes, some bytes)),
 ];

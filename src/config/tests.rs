@@ -185,6 +185,8 @@ fn t20_each_bound_stops_the_start_and_names_its_keys() {
             "runtime.cpus (1) pins shards and runtime.no_pin forbids it",
         ),
         (&[("runtime.control_cpu", "1"), ("runtime.no_pin", "true")], "runtime.control_cpu (1)"),
+        (&[("runtime.shard_ports", "0")], "runtime.shard_ports: 0 is not a port: write 1 to 65535"),
+        (&[("runtime.shard_ports", "65536")], "runtime.shard_ports: 65536 is not a port"),
         (&[("runtime.spin_us", "1000001")], "runtime.spin_us (1000001) must be between 0 and 1000000"),
     ];
     for (flags, expected) in cases {

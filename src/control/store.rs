@@ -167,6 +167,11 @@ impl Store {
             redb::DatabaseError::UpgradeRequired(_) => {
                 "is in a file format of another release: run the build that wrote it".to_owned()
             }
+            redb::DatabaseError::Storage(redb::StorageError::Io(error))
+                if error.kind() == std::io::ErrorKind::StorageFull =>
+            {
+                format!("cannot be opened: {error}: free space on this file system, then start again")
+            }
             other => format!("cannot be opened: {other}; restore the whole data directory from one backup"),
         })?;
         self.database = Some(database);

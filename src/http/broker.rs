@@ -4,7 +4,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::telemetry::NodeMetrics;
 use narad_shards::api::{
     ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
     SettleStatus,
@@ -12,6 +11,8 @@ use narad_shards::api::{
 use narad_shards::meta::TopicMeta;
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::Take;
+
+use crate::telemetry::{NodeMetrics, ShardReport};
 
 /// The topic of a settle is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +95,9 @@ pub trait Broker: 'static {
 
     /// The figures of all shards of this node that answer.
     fn metrics(&self) -> impl Future<Output = Vec<ShardMetrics>>;
+
+    /// A look at every shard of this node.
+    fn vitals(&self) -> impl Future<Output = Vec<ShardReport>>;
 
     /// The figures that no shard has.
     fn node_metrics(&self) -> impl Future<Output = NodeMetrics>;

@@ -37,6 +37,8 @@ pub enum Surface {
 #[derive(Clone, Debug)]
 pub struct HttpSettings {
     pub surface: Surface,
+    /// The shard that serves, told to clients in `X-Narad-Shard` on data routes. `None` without one.
+    pub shard: Option<u16>,
     /// At least 4096 (`http.max_header_bytes`).
     pub header_bytes_max: usize,
     /// From the first byte of a request to the end of its headers.
@@ -58,6 +60,7 @@ impl Default for HttpSettings {
     fn default() -> HttpSettings {
         HttpSettings {
             surface: Surface::Api { metrics: true },
+            shard: None,
             header_bytes_max: 65_536,
             header_timeout: Duration::from_secs(5),
             read_timeout: Duration::from_secs(10),

@@ -1,5 +1,6 @@
 //! Drives one connection: hyper, the deadlines around it, and what has to happen at its end.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::future::{poll_fn, Future};
 use std::net::IpAddr;
@@ -13,7 +14,7 @@ use hyper::rt::{Read, ReadBuf, Write};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::Request;
-use narad_shards::rt::{self, Instant, Sleep};
+use narad_shards::rt::{self, Instant, Queue, Sleep};
 
 use super::pipeline;
 use super::reply;
@@ -28,16 +29,17 @@ const BUFFER_BYTES: usize = 64 << 10;
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES_MAX: usize = 4 << 20;
 
-/// Serves one client connection to its end. `peer` is the client's address, the identity that caps count for.
+/// Serves one client connection to its end. `peer` is the client's address, the identity that caps count for. `queue`
+/// is set to the one that the connection should run in, by the kind of its last request.
 ///
 /// Dropping the future drops the handler that is running; leases of an answer that did not leave then wait for their
 /// visibility timeout, so let it run to its end when the node goes on.
-pub async fn serve_connection<S, B>(stream: S, peer: IpAddr, ctx: Rc<HttpContext<B>>)
+pub async fn serve_connection<S, B>(stream: S, peer: IpAddr, ctx: Rc<HttpContext<B>>, queue: Rc<Cell<Queue>>)
 where
     S: Transport,
     B: Broker,
 {
-    let state = Rc::new(Conn::new(peer));
+    let state = Rc::new(Conn::new(peer, queue));
     let service = {
         let (ctx, state) = (ctx.clone(), state.clone());
         service_fn(move |request: Request<Incoming>| {

@@ -50,6 +50,11 @@ impl NodeLimits {
         take(&self.connections, 1, max).then(|| ConnectionSlot { node: self.clone() })
     }
 
+    /// `0`: no cap.
+    pub fn connections_max(&self) -> u32 {
+        self.connections_max
+    }
+
     pub fn connections_open(&self) -> u32 {
         self.connections.load(Relaxed)
     }

@@ -22,6 +22,7 @@ mod json;
 mod limits;
 mod message;
 mod metrics;
+mod node;
 mod pipeline;
 mod produce;
 mod query;
@@ -44,6 +45,7 @@ pub use socket::{Socket, Transport};
 use std::cell::Cell;
 use std::sync::Arc;
 
+use hyper::header::HeaderValue;
 use narad_shards::rt::sync::Notify;
 
 /// What every connection of one shard shares. One per shard and listener; handlers reach the broker through it.
@@ -60,6 +62,8 @@ pub struct HttpContext<B> {
     /// The counters of all shards, this one's included, for a scrape.
     pub node_metrics: Arc<[Arc<HttpMetrics>]>,
     pub(crate) consumes: metrics::ConsumeDirectory,
+    /// Value of `X-Narad-Shard`.
+    pub(crate) shard_header: Option<HeaderValue>,
     draining: Cell<bool>,
     drain: Notify,
 }
@@ -76,7 +80,10 @@ impl<B: Broker> HttpContext<B> {
         node_metrics: Arc<[Arc<HttpMetrics>]>,
     ) -> HttpContext<B> {
         assert!(node_metrics.iter().any(|m| Arc::ptr_eq(m, &metrics)), "a scrape must see this shard's counters");
+        // Never freed, once a shard, so that a clone is a plain copy without a reference count.
+        let shard_header = settings.shard.map(|shard| HeaderValue::from_static(shard.to_string().leak()));
         HttpContext {
+            shard_header,
             broker,
             settings,
             topic_defaults,

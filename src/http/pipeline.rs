@@ -16,9 +16,10 @@ use super::query::Query;
 use super::reply::{self, ApiError, Reply, ReplyBody, CLIENT_LEFT, HEADER_GUARD};
 use super::route::{self, Found, Route};
 use super::stream::Conn;
-use super::{ack, alter, consume, health, produce, topics, unbuilt, Broker, HttpContext};
+use super::{ack, alter, consume, health, node, produce, topics, unbuilt, Broker, HttpContext};
 
 const CLIENT: HeaderName = HeaderName::from_static("x-narad-client");
+const SHARD: HeaderName = HeaderName::from_static("x-narad-shard");
 
 /// One request, as its handler sees it.
 pub(crate) struct Call<'a, B> {
@@ -72,12 +73,15 @@ pub(crate) async fn answer<B: Broker>(
     conn: Rc<Conn>,
     request: Request<Incoming>,
 ) -> Response<ReplyBody> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let found = route::find(&head.method, head.uri.path(), ctx.settings.surface);
     let route = match &found {
         Found::Route { route, .. } => Some(*route),
         _ => None,
     };
+    if let Some(route) = route {
+        conn.queue.set(route.queue());
+    }
     let observed = Observed::start(&ctx.metrics, route, &head.method, content_length(&head.headers));
     let deadline = conn.request_started() + ctx.settings.read_timeout;
     let mut body = BodyReader::new(body, deadline, conn.clone());
@@ -101,6 +105,15 @@ pub(crate) async fn answer<B: Broker>(
     if !client_left && !body.skip_rest(head.headers.contains_key(EXPECT)).await {
         // The rest is not read, so nothing more can be: a client that is not told sends its next request in vain.
         reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if let Some(shard) = ctx.shard_header.as_ref().filter(|_| route.is_some_and(Route::carries_messages)) {
+        if reply.headers().is_empty() {
+            // hyper parses the next request into the answer's map: with the request's own, one map goes round and round
+            // and no request allocates one.
+            *reply.headers_mut() = std::mem::take(&mut head.headers);
+            reply.headers_mut().clear();
+        }
+        reply.headers_mut().insert(SHARD, shard.clone());
     }
     let status = if client_left { CLIENT_LEFT } else { reply.status().as_u16() };
     let bytes_out = if head.method == Method::HEAD { 0 } else { reply.body().len() };
@@ -149,6 +162,7 @@ async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyR
         Route::Healthz => health::healthz(call),
         Route::Readyz => health::readyz(call),
         Route::Metrics => health::metrics(call).await,
+        Route::NodeShards => node::shards(call).await,
         Route::ChildVerb | Route::Users | Route::Cluster | Route::Remotes => unbuilt::refuse(call, route, body).await,
     }
 }

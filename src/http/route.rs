@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 
 use hyper::Method;
+use narad_shards::rt::Queue;
 
 use super::config::Surface;
 use super::query;
@@ -31,6 +32,7 @@ pub(crate) enum Route {
     ProduceBatch,
     Consume,
     Ack,
+    NodeShards,
     Users,
     Cluster,
     Remotes,
@@ -38,6 +40,14 @@ pub(crate) enum Route {
 
 impl Route {
     pub const COUNT: usize = Route::Remotes as usize + 1;
+
+    /// Consumers have a share of the core of their own, so that no amount of produce starves them (design §5).
+    pub fn queue(self) -> Queue {
+        match self {
+            Route::Consume | Route::Ack => Queue::Consume,
+            _ => Queue::Foreground,
+        }
+    }
 
     /// The route as metrics name it: a closed set (lesson N45).
     pub const LABELS: [&'static str; Route::COUNT] = [
@@ -58,10 +68,16 @@ impl Route {
         "POST /v1/topics/{topic}/produce/batch",
         "GET /v1/topics/{topic}/consume",
         "POST /v1/topics/{topic}/ack",
+        "GET /v1/node/shards",
         "/v1/users",
         "/v1/cluster",
         "/v1/remotes",
     ];
+
+    /// Routes whose cost depends on the shard that the client's connection is on.
+    pub fn carries_messages(self) -> bool {
+        matches!(self, Route::Produce | Route::ProduceBatch | Route::Consume | Route::Ack)
+    }
 
     /// What a route without a handler answers with `501`: what it is that this node does not have.
     pub const fn not_built(self) -> &'static str {
@@ -103,6 +119,7 @@ static PRODUCE: Path = path!("POST", POST => Produce);
 static PRODUCE_BATCH: Path = path!("POST", POST => ProduceBatch);
 static CONSUME: Path = path!("GET, HEAD", GET => Consume);
 static ACK: Path = path!("POST", POST => Ack);
+static NODE_SHARDS: Path = path!("GET, HEAD", GET => NodeShards);
 static USERS: Path = path!("GET, HEAD, POST", GET => Users, POST => Users);
 static USER: Path = path!("DELETE, GET, HEAD", GET => Users, DELETE => Users);
 static USER_PART: Path = path!("PUT", PUT => Users);
@@ -186,6 +203,7 @@ fn look_up<'p>(
             [b"topics", _, b"children"] => &CHILDREN,
             [b"topics", _, b"children", _] => &CHILD,
             [b"topics", _, b"children", _, b"pause" | b"resume" | b"skip"] => &CHILD_VERB,
+            [b"node", b"shards"] => &NODE_SHARDS,
             [b"users"] => &USERS,
             [b"users", _] => &USER,
             [b"users", _, b"grants" | b"password"] => &USER_PART,
@@ -241,6 +259,9 @@ mod tests {
             ("OPTIONS", "/v1/topics/a/consume", allow("GET, HEAD")),
             ("DELETE", "/v1/topics/a/children/b", route(Route::Detach, "a")),
             ("POST", "/v1/topics/a/children/b/skip", route(Route::ChildVerb, "a")),
+            ("HEAD", "/v1/node/shards", route(Route::NodeShards, "shards")),
+            ("POST", "/v1/node/shards", allow("GET, HEAD")),
+            ("GET", "/v1/node", Found::Nothing),
             ("GET", "/v1/cluster/members", route(Route::Cluster, "members")),
             ("GET", "/v1/x/y/z/1/2/3/4/5/6/7/8", Found::Nothing),
             ("GET", "/", Found::Nothing),

@@ -8,12 +8,13 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use narad_shards::api::Settle;
-use narad_shards::rt::{self, Instant};
+use narad_shards::rt::{self, Instant, Queue};
 
 use super::config::HttpSettings;
 use super::limits::InFlight;
@@ -40,6 +41,8 @@ pub(crate) struct Leases {
 /// State of one client connection, shared by the stream, the service and the driver.
 pub(crate) struct Conn {
     pub peer: IpAddr,
+    /// Where the connection should run.
+    pub queue: Rc<Cell<Queue>>,
     phase: Cell<Phase>,
     since: Cell<Instant>,
     request_started: Cell<Instant>,
@@ -52,11 +55,12 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    pub fn new(peer: IpAddr) -> Conn {
+    pub fn new(peer: IpAddr, queue: Rc<Cell<Queue>>) -> Conn {
         let now = rt::now();
         Conn {
             // A client has one identity, whichever family its listener speaks.
             peer: peer.to_canonical(),
+            queue,
             phase: Cell::new(Phase::Idle),
             since: Cell::new(now),
             request_started: Cell::new(now),

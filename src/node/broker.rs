@@ -21,15 +21,25 @@ use narad_shards::shard::Shard;
 
 use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
-use crate::telemetry::NodeMetrics;
+use crate::telemetry::{NodeMetrics, ShardReport};
 
 /// What every thread of the node may look at: flags and a count, off the path of a request (E24).
 #[derive(Debug, Default)]
 pub struct NodeState {
     pub shards: ShardId,
+    /// What was decided for each shard at the start.
+    pub placed: Vec<Placed>,
     pub figures: NodeFigures,
     pub opened: AtomicU16,
     pub stopping: AtomicBool,
+}
+
+/// Where a shard runs and listens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Placed {
+    pub cpu: Option<u32>,
+    /// Of its own, beside the common one.
+    pub port: Option<u16>,
 }
 
 impl NodeState {
@@ -58,6 +68,23 @@ async fn metrics_of(state: &NodeState, carrier: &dyn Carrier) -> Vec<ShardMetric
             _ => None,
         })
         .collect()
+}
+
+/// How long a shard may take to say how it is.
+const VITALS_WAIT: Duration = Duration::from_secs(1);
+
+/// A look at all shards. One that does not answer in time is in the list all the same: it is the one to look at.
+async fn vitals_of(state: &NodeState, carrier: &dyn Carrier) -> Vec<ShardReport> {
+    let ask = |shard| Box::pin(rt::timeout(VITALS_WAIT, carrier.call(Address::local(shard), Request::Vitals)));
+    let answered = rt::all((0..state.shards).map(ask).collect()).await;
+    let report = |(shard, answer)| {
+        let Placed { cpu, port } = state.placed.get(usize::from(shard)).copied().unwrap_or_default();
+        match answer {
+            Ok(Ok(Reply::Vitals(vitals))) => ShardReport::new(cpu, port, &vitals),
+            _ => ShardReport { shard, cpu, pinned: cpu.is_some(), port, ..ShardReport::default() },
+        }
+    };
+    (0..state.shards).zip(answered).map(report).collect()
 }
 
 /// One shard's broker.
@@ -152,6 +179,10 @@ impl Broker for ShardBroker {
         metrics_of(&self.state, &**self.shard.carrier()).await
     }
 
+    async fn vitals(&self) -> Vec<ShardReport> {
+        vitals_of(&self.state, &**self.shard.carrier()).await
+    }
+
     async fn node_metrics(&self) -> NodeMetrics {
         figures::gather(&self.state).await
     }
@@ -219,6 +250,10 @@ impl Broker for ProbeBroker {
             Some(carrier) => metrics_of(&self.state, &**carrier).await,
             None => Vec::new(),
         }
+    }
+
+    async fn vitals(&self) -> Vec<ShardReport> {
+        Vec::new() // not on this listener
     }
 
     async fn node_metrics(&self) -> NodeMetrics {

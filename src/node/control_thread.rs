@@ -148,7 +148,7 @@ fn start_probes(
         common.http_metrics.clone(),
     );
     let listener = handle.listen(address).map_err(|error| error.to_string())?;
-    Ok(Some(Serving::start(listener, Rc::new(context))))
+    Ok(Some(Serving::start(vec![listener], Rc::new(context))))
 }
 
 /// Asks every shard and waits for all of them.

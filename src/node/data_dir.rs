@@ -182,6 +182,15 @@ fn choose_node_id(
 }
 
 impl IdentityPlan {
+    pub fn node_id(&self) -> &str {
+        &self.node_id
+    }
+
+    /// Nothing has ever been stored here.
+    pub fn first_start(&self) -> bool {
+        self.store_id.is_none()
+    }
+
     /// Writes what is missing, durably. Last step of a first start: a store id stands for a directory that is whole.
     pub fn carry_out(self, data: &DataDir) -> Result<Identity, Refusal> {
         let failed = |error: io::Error| not_writable(&data.root, &error);

@@ -84,13 +84,23 @@ pub struct FileSystem {
 
 /// Judges the file system of an existing, writable directory.
 pub fn check_file_system(directory: &Path, dev: bool, warnings: &mut Vec<String>) -> Result<FileSystem, Refusal> {
+    check_file_system_by(directory, ".direct-io-trial", dev, warnings)
+}
+
+/// The same with a trial file of that name, for whoever must not get in the way of a start.
+pub(super) fn check_file_system_by(
+    directory: &Path,
+    trial: &str,
+    dev: bool,
+    warnings: &mut Vec<String>,
+) -> Result<FileSystem, Refusal> {
     let facts = system::file_system(directory).map_err(|error| {
         Refusal::new(format!("cannot examine the file system of {}: {error}", directory.display()), "check the mount")
     })?;
     let (name, kind) = classify(facts.magic);
     warnings.extend(warning(&name, kind));
     let block_bytes = block_bytes(&facts);
-    let direct = match try_direct_io(directory, block_bytes) {
+    let direct = match try_direct_io(&directory.join(trial), block_bytes) {
         Ok(()) => true,
         Err(failure) => {
             let refusal = judge_failure(failure, directory, &name, dev)?;
@@ -120,6 +130,7 @@ enum TrialFailure {
 
 /// Dev mode goes on buffered where O_DIRECT is missing; everything else is a refusal.
 fn judge_failure(failure: TrialFailure, directory: &Path, name: &str, dev: bool) -> Result<String, Refusal> {
+    let at = directory;
     let directory = directory.display();
     match failure {
         TrialFailure::NoDirectIo if dev => {
@@ -133,6 +144,11 @@ fn judge_failure(failure: TrialFailure, directory: &Path, name: &str, dev: bool)
             format!("{directory} has no space left (a trial {step} failed: {error})"),
             "free space, then start again",
         )),
+        TrialFailure::Io(_, error)
+            if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS)) =>
+        {
+            Err(super::data_dir::not_writable(at, &error))
+        }
         TrialFailure::Io(step, error) => Err(Refusal::new(
             format!("a trial {step} of one block on {name} at {directory} failed: {error}"),
             "check the disk and the kernel log, or put storage.data_dir on ext4 or XFS",
@@ -144,11 +160,10 @@ fn judge_failure(failure: TrialFailure, directory: &Path, name: &str, dev: bool)
     }
 }
 
-fn try_direct_io(directory: &Path, block_bytes: usize) -> Result<(), TrialFailure> {
-    let path = directory.join(".direct-io-trial");
-    let _ = fs::remove_file(&path); // of a start that died here
-    let result = trial(&path, block_bytes);
-    let _ = fs::remove_file(&path);
+fn try_direct_io(path: &Path, block_bytes: usize) -> Result<(), TrialFailure> {
+    let _ = fs::remove_file(path); // of a start that died here
+    let result = trial(path, block_bytes);
+    let _ = fs::remove_file(path);
     result
 }
 
@@ -227,6 +242,9 @@ mod tests {
         for dev in [false, true] {
             let full = TrialFailure::Io("write", io::Error::from_raw_os_error(libc::ENOSPC));
             assert!(judge(full, dev).unwrap_err().to_string().contains("no space left"));
+            let forbidden = TrialFailure::Io("open", io::Error::from_raw_os_error(libc::EACCES));
+            let text = judge(forbidden, dev).unwrap_err().to_string();
+            assert!(text.contains("not writable for user id") && text.contains("chown or chmod"), "{text}");
             let broken = TrialFailure::Io("sync", io::Error::from_raw_os_error(libc::EIO));
             assert!(judge(broken, dev).unwrap_err().to_string().contains("a trial sync of one block"));
             assert!(judge(TrialFailure::Differs, dev).unwrap_err().to_string().contains("do not use this disk"));

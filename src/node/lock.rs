@@ -100,6 +100,21 @@ pub fn lock_data_directory(
     Ok(DataLock { file })
 }
 
+/// Who holds the lock of a data directory, if somebody does. Takes nothing: a start that comes at the same moment loses
+/// one attempt of many.
+pub fn holder_of(directory: &Path) -> io::Result<Option<String>> {
+    let mut file = match File::open(directory.join("lock")) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(None), // freed as the file is closed
+        Err(TryLockError::WouldBlock) => Ok(Some(holder(&mut file))),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
 /// Who holds the lock, as far as the lock file and the process table tell.
 fn holder(file: &mut File) -> String {
     let mut text = String::new();
@@ -133,6 +148,8 @@ mod tests {
         let mut said = Vec::new();
         let first = lock_data_directory(&directory, SHORT, &mut |text| said.push(text)).unwrap();
         assert!(said.is_empty());
+        let seen = holder_of(&directory).unwrap();
+        assert!(seen.unwrap().starts_with(&format!("process {} (", std::process::id())));
         let error = lock_data_directory(&directory, SHORT, &mut |text| said.push(text)).err().unwrap().to_string();
         let me = format!("process {}", std::process::id());
         assert!(error.contains("is in use by") && error.contains(&me), "{error}");
@@ -145,6 +162,7 @@ mod tests {
         let error = lock_data_directory(&directory, SHORT, &mut |_| {}).err().unwrap().to_string();
         assert!(error.contains("process 4294967294, which is gone"), "{error}");
         drop(first);
+        assert_eq!(holder_of(&directory).unwrap(), None);
         lock_data_directory(&directory, SHORT, &mut |_| panic!("nothing to wait for")).unwrap();
         std::fs::remove_dir_all(&directory).unwrap();
     }

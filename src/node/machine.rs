@@ -27,7 +27,7 @@ pub struct RingContext {
 }
 
 impl RingContext {
-    fn read(kernel: &str, locked_memory_bytes: u64) -> RingContext {
+    pub(super) fn read(kernel: &str, locked_memory_bytes: u64) -> RingContext {
         let disabled = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let seccomp = status.lines().find_map(|line| line.strip_prefix("Seccomp:"));
@@ -106,7 +106,7 @@ pub fn check_machine(kernel: &str, connections_max: u64, warnings: &mut Vec<Stri
     Ok(ProcessLimits { locked_memory_bytes: locked.soft, descriptors: descriptors.soft })
 }
 
-fn judge_locked_memory(limit: Limit) -> Result<(), Refusal> {
+pub(super) fn judge_locked_memory(limit: Limit) -> Result<(), Refusal> {
     if limit.soft >= LOCKED_MEMORY_BYTES_MIN {
         return Ok(());
     }
@@ -120,7 +120,7 @@ fn judge_locked_memory(limit: Limit) -> Result<(), Refusal> {
     ))
 }
 
-fn judge_descriptors(limit: Limit, connections_max: u64) -> Option<String> {
+pub(super) fn judge_descriptors(limit: Limit, connections_max: u64) -> Option<String> {
     let wanted = connections_max.saturating_add(DESCRIPTORS_BESIDE_CLIENTS);
     (limit.soft < wanted).then(|| {
         format!(

@@ -6,6 +6,7 @@ mod broker;
 mod cgroup;
 mod control_thread;
 mod data_dir;
+mod doctor;
 mod figures;
 mod filesystem;
 pub(crate) mod fuzz;
@@ -16,9 +17,12 @@ mod ports;
 mod run;
 mod serving;
 mod shard_thread;
+mod topology;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) mod tests_support;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -30,12 +34,15 @@ use narad_shards::meta::{ShardId, Snapshot};
 use crate::config::{format_bytes, Config, CpuSet};
 use crate::control::{Metastore, Store};
 
+pub use cgroup::Limits as CgroupLimits;
 pub use data_dir::{DataDir, Identity, IngressDirectories};
+pub use doctor::{examine, Check, Report, Status};
 pub use filesystem::FileSystem;
 pub use lock::{DataLock, Patience};
 pub use machine::ProcessLimits;
-pub use placement::{CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
+pub use placement::{plan_cpus, CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
 pub use run::run;
+pub use topology::{remarks, Topology};
 
 /// Why the node does not start: cause and remedy, one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +93,8 @@ pub struct Prepared {
     /// The client API; a port of 0 has been replaced.
     pub http_addr: SocketAddr,
     pub metrics_addr: Option<SocketAddr>,
+    /// One a shard, or none at all (`runtime.shard_ports`).
+    pub shard_addrs: Vec<SocketAddr>,
     pub ingress: IngressDirectories,
     pub metastore: Metastore<Store>,
     /// What every shard starts with.
@@ -100,17 +109,33 @@ impl Prepared {
     }
 }
 
+/// What this process may use of the machine.
+#[derive(Clone, Debug)]
+pub struct Allowance {
+    pub affinity: CpuSet,
+    pub cgroup: CgroupLimits,
+}
+
+impl Allowance {
+    /// Ask before any thread is pinned (lesson P2).
+    pub fn of_this_process() -> Result<Allowance, Refusal> {
+        let affinity = system::allowed_cpus().map_err(|error| {
+            Refusal::new(format!("cannot ask which CPUs this process may use: {error}"), "see taskset(1)")
+        })?;
+        Ok(Allowance { affinity: affinity.into_iter().collect(), cgroup: cgroup::Cgroups::of_this_process().limits() })
+    }
+
+    /// Affinity, cut down to the control group.
+    pub fn cpus(&self) -> CpuSet {
+        placement::allowed_cpus(&self.affinity, &self.cgroup)
+    }
+}
+
 /// Checks the machine and the settings against each other, and opens what must be open before the first thread. `say`
 /// gets at most a sentence or two while the start waits for somebody else.
 pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, Refusal> {
     let mut warnings = config.warnings.clone();
-    let affinity: CpuSet = system::allowed_cpus()
-        .map_err(|error| {
-            Refusal::new(format!("cannot ask which CPUs this process may use: {error}"), "see taskset(1)")
-        })?
-        .into_iter()
-        .collect();
-    let cgroup = cgroup::Cgroups::of_this_process().limits();
+    let Allowance { affinity, cgroup } = Allowance::of_this_process()?;
     let mut cpus = placement::plan_cpus(&config.runtime, &affinity, &cgroup)?;
     warnings.append(&mut cpus.warnings);
     let shards = ShardId::try_from(cpus.shards.len()).map_err(|_| {
@@ -134,6 +159,15 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
             Some(ports::try_listen("http.metrics_addr", host, address.port)?)
         }
     };
+    let shard_addrs = match config.runtime.shard_ports {
+        None => Vec::new(),
+        Some(base) => ports::try_shard_ports(
+            base,
+            shards,
+            config.http_host(),
+            &[("http.addr", http_addr.port()), ("http.metrics_addr", metrics_addr.map_or(0, |address| address.port()))],
+        )?,
+    };
     let file_system = filesystem::check_file_system(&data.root, config.dev, &mut warnings)?;
 
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -155,6 +189,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
         file_system,
         http_addr,
         metrics_addr,
+        shard_addrs,
         ingress,
         metastore,
         snapshot,
@@ -181,6 +216,11 @@ impl Prepared {
             cpus = %self.cpus.allowed,
             pinned = %if self.cpus.pinned() { shard_cpus.join(",") } else { "none".to_owned() },
             control_cpu = %placed(&self.cpus.control),
+            shard_ports = %match self.shard_addrs[..] {
+                [first, .., last] => format!("{}-{}", first.port(), last.port()),
+                [only] => only.port().to_string(),
+                [] => "none".to_owned(),
+            },
             spin_us = self.cpus.spin_us,
             memory = %format_bytes(self.memory.total_bytes),
             memory_per_shard = %format_bytes(self.memory.per_shard_bytes),

@@ -24,14 +24,18 @@ impl CpuPlan {
     }
 }
 
-/// Chooses CPUs. `affinity` was read before any thread was pinned (lesson P2).
-pub fn plan_cpus(runtime: &Runtime, affinity: &CpuSet, limits: &Limits) -> Result<CpuPlan, Refusal> {
-    // A process can have a wider affinity than its group (lesson P4); an empty cut means that the files speak of
-    // something else, and the kernel's own mask is what counts.
-    let allowed = match &limits.cpus {
+/// A process can have a wider affinity than its group (lesson P4); an empty cut means that the files speak of something
+/// else, and the kernel's own mask is what counts.
+pub fn allowed_cpus(affinity: &CpuSet, limits: &Limits) -> CpuSet {
+    match &limits.cpus {
         Some(group) if !affinity.intersection(group).is_empty() => affinity.intersection(group),
         _ => affinity.clone(),
-    };
+    }
+}
+
+/// Chooses CPUs. `affinity` was read before any thread was pinned (lesson P2).
+pub fn plan_cpus(runtime: &Runtime, affinity: &CpuSet, limits: &Limits) -> Result<CpuPlan, Refusal> {
+    let allowed = allowed_cpus(affinity, limits);
     if allowed.is_empty() {
         return Err(Refusal::new(
             "this process may run on no CPU",

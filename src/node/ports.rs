@@ -5,6 +5,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
+use narad_shards::meta::ShardId;
+
 use crate::config::ListenAddress;
 
 use super::Refusal;
@@ -16,6 +18,11 @@ const RETRY_EVERY: Duration = Duration::from_millis(50);
 /// Tries to listen and stops again. Port 0 is replaced by the one that the kernel chose.
 pub fn try_listen(key: &str, host: &str, port: u16) -> Result<SocketAddr, Refusal> {
     try_listen_for(key, host, port, RETRY_FOR)
+}
+
+/// The same without patience, for whoever only wants to know.
+pub fn try_listen_once(key: &str, host: &str, port: u16) -> Result<SocketAddr, Refusal> {
+    try_listen_for(key, host, port, Duration::ZERO)
 }
 
 fn try_listen_for(key: &str, host: &str, port: u16, patience: Duration) -> Result<SocketAddr, Refusal> {
@@ -57,9 +64,73 @@ fn try_listen_for(key: &str, host: &str, port: u16, patience: Duration) -> Resul
     }
 }
 
+/// The addresses of shards that have one of their own: `base` plus the shard's number, each tried. `taken` are ports
+/// of this node that must not be among them, with their keys.
+pub fn try_shard_ports(
+    base: u16,
+    shards: ShardId,
+    host: &str,
+    taken: &[(&str, u16)],
+) -> Result<Vec<SocketAddr>, Refusal> {
+    plan_shard_ports(base, shards, taken)?
+        .enumerate()
+        .map(|(shard, port)| try_listen(&format!("{SHARD_PORTS} {base}, shard {shard}"), host, port))
+        .collect()
+}
+
+/// Both names, since it is the flag that most people know it by.
+const SHARD_PORTS: &str = "runtime.shard_ports (--shard-ports)";
+
+pub fn plan_shard_ports(
+    base: u16,
+    shards: ShardId,
+    taken: &[(&str, u16)],
+) -> Result<std::ops::RangeInclusive<u16>, Refusal> {
+    let Some(last) = base.checked_add(shards.saturating_sub(1)) else {
+        return Err(Refusal::setting(
+            format!(
+                "{SHARD_PORTS} {base} and {shards} shards need ports up to {}",
+                u32::from(base) + u32::from(shards) - 1
+            ),
+            format!("choose a base of at most {}", u16::MAX - (shards - 1)),
+        ));
+    };
+    match taken.iter().find(|(_, port)| (base..=last).contains(port)) {
+        Some((key, port)) => Err(Refusal::setting(
+            format!("{SHARD_PORTS} {base} gives shard {} port {port}, which is {key}'s", port - base),
+            format!(
+                "choose a base above {port}, or below {}",
+                (u32::from(*port) + 1).saturating_sub(u32::from(shards))
+            ),
+        )),
+        None => Ok(base..=last),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shard_ports_that_cannot_all_be_had_are_refused_by_flag_and_port() {
+        let taken = [("http.addr", 7942), ("http.metrics_addr", 0)];
+        assert_eq!(plan_shard_ports(7943, 4, &taken).unwrap(), 7943..=7946);
+        assert_eq!(plan_shard_ports(65_535, 1, &taken).unwrap(), 65_535..=65_535);
+        let text = |base, shards| plan_shard_ports(base, shards, &taken).unwrap_err().to_string();
+        let overlap = text(7940, 4);
+        assert!(overlap.contains("(--shard-ports) 7940 gives shard 2 port 7942, which is http.addr's"), "{overlap}");
+        assert!(overlap.contains("above 7942, or below 7939"), "{overlap}");
+        let beyond = text(65_530, 8);
+        assert!(beyond.contains("need ports up to 65537: choose a base of at most 65528"), "{beyond}");
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = holder.local_addr().unwrap().port();
+        let key = format!("{SHARD_PORTS} {port}, shard 0");
+        let error = try_listen_for(&key, "127.0.0.1", port, Duration::ZERO).unwrap_err().line();
+        assert!(
+            error.contains("--shard-ports") && error.contains(&format!("127.0.0.1:{port}): the port is taken")),
+            "{error}"
+        );
+    }
 
     #[test]
     fn a_taken_port_is_refused_by_key_and_port_zero_is_replaced() {

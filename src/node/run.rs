@@ -12,7 +12,7 @@ use narad_shards::spsc;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::broker::NodeState;
+use super::broker::{NodeState, Placed};
 use super::control_thread::{self, ControlPlan};
 use super::figures::NodeFigures;
 use super::shard_thread::{self, ShardPlan};
@@ -20,7 +20,7 @@ use super::Prepared;
 use crate::config::Config;
 use crate::http::{HttpMetrics, HttpSettings, NodeLimits, Surface, TopicDefaults};
 
-/// How long a signal may be ignored after it was sent again: not at all.
+/// Exit status when a second signal ends the process at once: 128 and the number of SIGINT.
 const EXIT_ON_SECOND_SIGNAL: i32 = 130;
 
 /// What all threads of the node are built from.
@@ -33,6 +33,8 @@ pub struct Common {
     pub http_metrics: Arc<[Arc<HttpMetrics>]>,
     pub http_addr: SocketAddr,
     pub metrics_addr: Option<SocketAddr>,
+    /// One a shard, or none at all.
+    pub shard_addrs: Vec<SocketAddr>,
     pub data_root: PathBuf,
     pub direct: bool,
     /// Limit of open files.
@@ -110,9 +112,15 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let http = &config.http;
     let limits =
         NodeLimits::new(u32::try_from(http.max_connections).unwrap_or(u32::MAX), http.max_batch_body_bytes_in_flight);
+    let placed = (0..usize::from(shards)).map(|shard| Placed {
+        cpu: cpus.shards.get(shard).copied().flatten(),
+        port: prepared.shard_addrs.get(shard).map(SocketAddr::port),
+    });
+    let placed = placed.collect();
     let common = Arc::new(Common {
         state: Arc::new(NodeState {
             shards,
+            placed,
             figures: NodeFigures::new(data.root.clone(), metastore.watch.clone()),
             ..NodeState::default()
         }),
@@ -121,6 +129,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         http_metrics,
         http_addr: prepared.http_addr,
         metrics_addr: prepared.metrics_addr,
+        shard_addrs: prepared.shard_addrs,
         data_root: data.root.clone(),
         direct: file_system.direct,
         descriptors: prepared.limits.descriptors,

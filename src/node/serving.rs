@@ -1,4 +1,4 @@
-//! A listener at work: accepts, serves each connection in a task of its own, and stops in good order.
+//! Listeners at work: they accept, each connection is served in a task of its own, and they stop in good order.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -23,11 +23,13 @@ pub struct Serving<B> {
 }
 
 impl<B: Broker> Serving<B> {
-    /// Starts accepting.
-    pub fn start(listener: Listener, context: Rc<HttpContext<B>>) -> Rc<Serving<B>> {
+    /// Starts accepting on all of them.
+    pub fn start(listeners: Vec<Listener>, context: Rc<HttpContext<B>>) -> Rc<Serving<B>> {
         let serving =
             Rc::new(Serving { context, open: Cell::new(0), changed: Notify::new(), stopping: Cell::new(false) });
-        rt::spawn(Queue::Foreground, accept(serving.clone(), listener));
+        for listener in listeners {
+            rt::spawn(Queue::Foreground, accept(serving.clone(), listener));
+        }
         serving
     }
 
@@ -81,13 +83,16 @@ async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
         let Ok(peer) = stream.peer_addr() else { continue };
         serving.open.set(serving.open.get() + 1);
         let serving = serving.clone();
-        rt::spawn(Queue::Foreground, async move {
-            serve_connection(Socket::new(stream), peer.ip(), serving.context.clone()).await;
+        let queue = Rc::new(Cell::new(Queue::Foreground));
+        let wanted = queue.clone();
+        let serve = async move {
+            serve_connection(Socket::new(stream), peer.ip(), serving.context.clone(), wanted).await;
             drop(slot);
             serving.open.set(serving.open.get() - 1);
             if serving.stopping.get() {
                 serving.changed.notify_all();
             }
-        });
+        };
+        rt::spawn_following(queue, Box::pin(serve));
     }
 }

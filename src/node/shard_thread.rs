@@ -1,6 +1,7 @@
 //! One shard's thread: its ring, its disk, its shard, its listener.
 
 use std::cell::{OnceCell, RefCell};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -20,10 +21,10 @@ use super::broker::ShardBroker;
 use super::run::Common;
 use super::serving::Serving;
 use crate::config::{self, CompressionLevel};
-use crate::http::{HttpContext, Surface};
+use crate::http::{HttpContext, HttpSettings, Surface};
 
 const WAL_SEGMENT_BYTES: u64 = 64 << 20;
-/// Below this, produce is refused while the disk still has room for everything else (E22).
+/// Least of what is kept free: the disk still has room for everything else when produce is refused (E22).
 const DISK_RESERVE_BYTES_MIN: u64 = 256 << 20;
 /// As many as a busy shard has in flight; memlock may allow fewer (E26).
 const STAGING_CHUNKS_REGISTERED: usize = 8;
@@ -78,6 +79,7 @@ impl Slot {
                 metrics.enter_us = Some(handle.submit_micros());
                 Reply::Metrics(Box::new(metrics))
             }
+            Request::Vitals => Reply::Vitals(Box::new(shard.vitals(handle.metrics()))),
             Request::Shutdown => {
                 let reply = shard.handle(Request::Shutdown).await;
                 self.finished.notify_one();
@@ -119,7 +121,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
             handles_max: common.share_of_descriptors(4, 4096),
         },
         retention: retention(&common),
-        disk_reserve_bytes: (2 * WAL_SEGMENT_BYTES * u64::from(common.state.shards)).max(DISK_RESERVE_BYTES_MIN),
+        disk_reserve_bytes: disk_reserve_bytes(common.state.shards.into()),
         adopt: plan.adopt,
     };
     let shard = Shard::open(options, plan.snapshot, links.clone()).await.map_err(|error| error.to_string())?;
@@ -137,15 +139,20 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     shard.start();
     let context = HttpContext::new(
         ShardBroker::new(shard, common.state.clone()),
-        common.http_settings(Surface::Api { metrics: common.metrics_addr.is_none() }),
+        HttpSettings {
+            shard: Some(id),
+            ..common.http_settings(Surface::Api { metrics: common.metrics_addr.is_none() })
+        },
         common.topic_defaults(),
         common.node_id.clone(),
         common.limits.clone(),
         common.http_metrics[usize::from(id)].clone(),
         common.http_metrics.clone(),
     );
-    let listener = handle.listen(common.http_addr).map_err(|error| error.to_string())?;
-    *slot.serving.borrow_mut() = Some(Serving::start(listener, Rc::new(context)));
+    let addresses = [Some(&common.http_addr), common.shard_addrs.get(usize::from(id))];
+    let listen = |address: &SocketAddr| handle.listen(*address).map_err(|error| error.to_string());
+    let listeners = addresses.into_iter().flatten().map(listen).collect::<Result<Vec<_>, _>>()?;
+    *slot.serving.borrow_mut() = Some(Serving::start(listeners, Rc::new(context)));
     if id == 0 {
         let took_ms = common.started.elapsed().as_millis() as u64;
         common.state.figures.boot_ms.store(took_ms.max(1), Ordering::Relaxed);
@@ -156,7 +163,12 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     Ok(())
 }
 
-/// From here on the names of the settings are those of operations.md §3.3; `0` means off.
+/// Free space under which produce is refused (E22).
+pub fn disk_reserve_bytes(shards: u64) -> u64 {
+    (2 * WAL_SEGMENT_BYTES * shards).max(DISK_RESERVE_BYTES_MIN)
+}
+
+/// `0` in these settings means off.
 fn retention(common: &Common) -> RetentionOptions {
     let storage = &common.config.storage;
     let unless_off = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));

@@ -9,10 +9,12 @@ mod logging;
 mod node;
 mod process;
 mod shards;
+mod vitals;
 
 pub use counter::{Counter, DurationHistogram};
 pub use exposition::{Exposition, Kind};
 pub use logging::install_logging;
 pub use node::{render_node, NodeMetrics};
-pub use process::render_process;
+pub use process::{render_process, resident_bytes};
 pub use shards::{render_shards, storage_errors};
+pub use vitals::{NodeReport, ShardReport};

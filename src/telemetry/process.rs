@@ -25,18 +25,28 @@ pub fn render_process(page: &mut Exposition) {
     }
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     for (field, name, help) in [
-        ("VmRSS:", "process_resident_memory_bytes", "Resident memory."),
+        (RESIDENT, "process_resident_memory_bytes", "Resident memory."),
         ("VmSize:", "process_virtual_memory_bytes", "Virtual memory."),
     ] {
-        let line = status.lines().find_map(|line| line.strip_prefix(field));
-        let kib = line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse::<u64>().ok());
-        if let Some(kib) = kib {
-            page.single(name, Kind::Gauge, help, kib * 1024);
+        if let Some(bytes) = status_bytes(&status, field) {
+            page.single(name, Kind::Gauge, help, bytes);
         }
     }
     if let Ok(descriptors) = fs::read_dir("/proc/self/fd") {
         page.single("process_open_fds", Kind::Gauge, "Open file descriptors.", descriptors.count());
     }
+}
+
+const RESIDENT: &str = "VmRSS:";
+
+/// Resident memory of this process. Read off the shards: files block.
+pub fn resident_bytes() -> Option<u64> {
+    status_bytes(&fs::read_to_string("/proc/self/status").ok()?, RESIDENT)
+}
+
+fn status_bytes(status: &str, field: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
 fn boot_time_seconds() -> Option<u64> {

@@ -9,6 +9,7 @@ mod connections;
 mod damage;
 mod disk_full;
 mod life;
+mod operator;
 mod routes;
 mod slow_disk;
 mod wire;

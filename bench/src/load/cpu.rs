@@ -27,6 +27,11 @@ pub fn pin(cpus: &[usize], flag: &str) -> Result<(), Failure> {
     })
 }
 
+/// Lets the other threads of this program go first. Where that is forbidden, nothing changes.
+pub fn lower_priority() {
+    let _unchanged = rustix::process::setpriority_process(None, 5);
+}
+
 /// `0-3,5`, as `taskset -c` reads it.
 pub fn parse(text: &str) -> Result<Vec<usize>, String> {
     let wrong = || format!("{text:?} is not a list of CPUs: write it as 0,2-3");

@@ -12,6 +12,8 @@ use crate::run::{Failure, Load, Run};
 
 /// Most connections of one run: what one thread can drive without being the limit itself.
 pub const CONNECTIONS_MAX: usize = 4096;
+/// Far more messages per second than one machine can send.
+const RATE_MAX: f64 = 1e6;
 /// With a number of messages instead of a time, a run gives up after that long.
 const MESSAGES_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -212,8 +214,9 @@ impl LoadOptions {
         if self.keys > super::narad::KEYS_MAX {
             return wrong(format!("--keys {}: give at most {}", self.keys, super::narad::KEYS_MAX));
         }
-        if self.rate_per_s.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
-            return wrong("--rate: give messages per second, more than 0".into());
+        // Every operation that comes due is accounted for, also those that could not be sent.
+        if self.rate_per_s.is_some_and(|rate| !(rate > 0.0 && rate <= RATE_MAX)) {
+            return wrong(format!("--rate: give messages per second, more than 0 and at most {RATE_MAX}"));
         }
         if self.duration.is_zero() || self.messages == Some(0) {
             return wrong("--duration and --messages must be more than 0".into());
@@ -291,7 +294,7 @@ impl LoadOptions {
     }
 
     pub fn drive(&self, title: String, timing: Timing) -> Drive {
-        Drive { timing, threads: self.threads, cpus: self.load_cpu.clone(), spin: self.load_spin, title }
+        Drive { timing, threads: self.threads, apart: false, cpus: self.load_cpu.clone(), spin: self.load_spin, title }
     }
 
     /// Records the settings in a result.
@@ -302,6 +305,9 @@ impl LoadOptions {
         });
         let durability = "each answer after the broker's own durability: Narad answers 202 once the message is synced";
         run.set("durability", durability);
+        if self.start {
+            run.set("dir", self.directory.display());
+        }
         run.set("payload", self.payload_bytes);
         run.set("batch", self.batch);
         run.set("connections", self.connections);

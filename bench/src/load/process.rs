@@ -36,9 +36,14 @@ fn watch_signals() {
         let Ok(mut signals) = signal_hook::iterator::Signals::new(signals) else { return };
         std::thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                for (pid, path) in started().drain(..) {
-                    let first = pid.or_else(|| noted_process(&path));
-                    first.into_iter().for_each(|first| Processes::of(first).signal(Signal::SIGKILL));
+                // Held to the end: nobody starts anything more, or clears away the same at once.
+                let started = started();
+                for pid in started.iter().filter_map(|(pid, _)| *pid) {
+                    send(pid, Signal::SIGKILL);
+                    wait_gone(pid);
+                }
+                for (_, path) in started.iter() {
+                    noted_process(path).into_iter().for_each(|first| Processes::of(first).kill());
                     let _ = std::fs::remove_dir_all(path);
                 }
                 std::process::exit(128 + signal);
@@ -57,6 +62,13 @@ fn send(pid: u32, signal: Signal) {
 /// The first process of a server that a script has started in `home`: scripts note it there.
 pub fn noted_process(home: &Path) -> Option<u32> {
     std::fs::read_to_string(home.join("pid")).ok()?.split_whitespace().next()?.parse().ok()
+}
+
+/// Waits until a killed child is gone, or somebody else has seen it go.
+fn wait_gone(pid: u32) {
+    if let Ok(pid) = i32::try_from(pid) {
+        let _ = nix::sys::wait::waitpid(Pid::from_raw(pid), None);
+    }
 }
 
 /// A loopback address that was free a moment ago.
@@ -81,8 +93,9 @@ impl Home {
         };
         std::fs::create_dir_all(parent).map_err(failed)?;
         let path = std::fs::canonicalize(parent).map_err(failed)?.join(name);
+        let mut started = started();
         std::fs::create_dir(&path).map_err(failed)?;
-        started().push((None, path.clone()));
+        started.push((None, path.clone()));
         Ok(Home(path))
     }
 
@@ -115,6 +128,8 @@ impl Process {
         let output =
             output.map_err(|error| Failure(format!("{}: cannot write a log there: {error}", log.display())))?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+        // Nothing may run that is not on the list: a signal waits until it is.
+        let mut started = started();
         // A child inherits the placement of the thread that starts it.
         let spawned = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -125,7 +140,7 @@ impl Process {
         })?;
         let program = command.get_program().to_string_lossy();
         let child = spawned.map_err(|error| Failure(format!("{program}: cannot start it: {error}")))?;
-        started().push((Some(child.id()), home.path().to_owned()));
+        started.push((Some(child.id()), home.path().to_owned()));
         Ok(Process { name: name.to_owned(), child, log })
     }
 

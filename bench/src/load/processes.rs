@@ -81,6 +81,20 @@ impl Processes {
         }
     }
 
+    /// Kills all of them, and waits a little until they are gone: what they write is about to be removed.
+    pub fn kill(self) {
+        let all: Vec<u32> = self.stats().into_keys().collect();
+        self.signal(Signal::SIGKILL);
+        for _ in 0..100 {
+            let lives =
+                |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "));
+            if !all.iter().any(lives) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     /// Runs `work`, and says how much memory the processes had at most meanwhile.
     pub fn peak_memory<T>(self, work: impl FnOnce() -> T) -> (T, u64) {
         let over = AtomicBool::new(false);

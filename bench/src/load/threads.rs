@@ -19,6 +19,9 @@ pub struct Drive {
     pub timing: Timing,
     /// Load threads, at least 1.
     pub threads: usize,
+    /// Each group has threads of its own, those behind the first at a lower priority: a group that is overdriven does
+    /// not keep the first one's answers waiting in here.
+    pub apart: bool,
     /// CPUs that they are pinned to.
     pub cpus: Option<Vec<usize>>,
     /// They poll instead of sleeping: their own waking up is not part of a latency.
@@ -51,16 +54,23 @@ pub fn drive<P: Protocol + Send + 'static>(
     groups: Vec<Group<P>>,
     observe: &mut dyn FnMut(Edge) -> Result<(), Failure>,
 ) -> Result<Driven<P>, Failure> {
-    let connections: usize = groups.iter().map(|group| group.protocols.len()).sum();
-    let threads = drive.threads.clamp(1, connections.max(1));
+    let shares = match drive.apart {
+        true => split_apart(groups, drive.threads),
+        false => split(groups, drive.threads),
+    };
+    let threads = shares.len();
     let barrier = Arc::new(Barrier::new(threads + 1));
     let clock: Arc<OnceLock<Clock>> = Arc::default();
     let mut handles = Vec::new();
-    for (number, share) in split(groups, threads).into_iter().enumerate() {
+    for (number, share) in shares.into_iter().enumerate() {
         let (barrier, clock, timing, spin) = (barrier.clone(), clock.clone(), drive.timing, drive.spin);
         let cpus = drive.cpus.clone();
+        let gives_way = drive.apart && number >= drive.threads.max(1);
         handles.push(std::thread::spawn(move || -> ThreadResult<P> {
             let pinned = cpus.map_or(Ok(()), |cpus| cpu::pin(&cpus[number % cpus.len()..][..1], "--load-cpu"));
+            if gives_way {
+                cpu::lower_priority();
+            }
             let engine = pinned.and_then(|()| Engine::connect(share, spin));
             barrier.wait();
             barrier.wait();
@@ -110,8 +120,11 @@ pub fn drive<P: Protocol + Send + 'static>(
     }
 }
 
-/// Deals the connections out to the threads; an open loop's rate goes with them.
+/// Deals the connections out to the threads; an open loop's rate goes with them. Every share has all groups, some of them
+/// perhaps empty.
 fn split<P>(groups: Vec<Group<P>>, threads: usize) -> Vec<Vec<Group<P>>> {
+    let connections: usize = groups.iter().map(|group| group.protocols.len()).sum();
+    let threads = threads.clamp(1, connections.max(1));
     let mut shares: Vec<Vec<Group<P>>> = (0..threads).map(|_| Vec::new()).collect();
     for (first, group) in groups.into_iter().enumerate() {
         let total = group.protocols.len().max(1) as f64;
@@ -138,6 +151,24 @@ fn split<P>(groups: Vec<Group<P>>, threads: usize) -> Vec<Vec<Group<P>>> {
         }
     }
     shares
+}
+
+/// As [`split`], `threads` for each group.
+fn split_apart<P>(groups: Vec<Group<P>>, threads: usize) -> Vec<Vec<Group<P>>> {
+    let empty = |group: &Group<P>| Group {
+        name: group.name.clone(),
+        addresses: group.addresses.clone(),
+        protocols: Vec::new(),
+        pace: Pace::Closed,
+        until: group.until,
+    };
+    let outline: Vec<Group<P>> = groups.iter().map(empty).collect();
+    let of_one = |(at, group): (usize, Group<P>)| {
+        let mut all: Vec<Group<P>> = outline.iter().map(empty).collect();
+        all[at] = group;
+        split(all, threads)
+    };
+    groups.into_iter().enumerate().flat_map(of_one).collect()
 }
 
 /// Says how far a load is, once a second.
@@ -193,6 +224,21 @@ mod tests {
         assert!((rate - 0.01).abs() < 1e-12);
         assert_eq!((shares[0][1].pace, shares[1][1].pace), (Pace::Closed, pace));
         assert_ne!(shares[0][0].addresses[0], shares[1][0].addresses[0]);
+    }
+
+    #[test]
+    fn apart_means_that_no_thread_has_connections_of_two_groups() {
+        let group = |name: &str, n: usize| Group {
+            name: name.into(),
+            addresses: vec!["127.0.0.1:1".parse().unwrap()],
+            protocols: (0..n).collect::<Vec<usize>>(),
+            pace: Pace::Closed,
+            until: Until::End,
+        };
+        let shares = split_apart(vec![group("a", 3), group("b", 1)], 2);
+        let sizes: Vec<Vec<usize>> =
+            shares.iter().map(|share| share.iter().map(|group| group.protocols.len()).collect()).collect();
+        assert_eq!(sizes, [[2, 0], [1, 0], [0, 1]]);
     }
 
     fn per_ns(pace: &Pace) -> f64 {

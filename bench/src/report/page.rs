@@ -114,7 +114,7 @@ fn class(cell: &str) -> &'static str {
     match cell {
         "pass" | "better" => " class=\"pass\"",
         "miss" | "failed" | "WORSE" => " class=\"miss\"",
-        "not measured" | "within noise" | "noise unknown" => " class=\"none\"",
+        "not measured" | "doubtful" | "within noise" | "noise unknown" => " class=\"none\"",
         _ if cell.starts_with(|c: char| c.is_ascii_digit()) && cell.chars().filter(|c| *c == ' ').count() <= 1 => {
             " class=\"n\""
         }

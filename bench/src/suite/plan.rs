@@ -104,7 +104,7 @@ impl Place {
             Step::new("http", &format!("http --connections {connections}")).and(&words)
         };
         let mut recover =
-            Step::new("recover", &long("recover --rounds 3", "recover --rounds 1 --wal 64MiB --partitions 8x1MiB"));
+            Step::new("recover", &long("recover --rounds 2", "recover --rounds 1 --wal 64MiB --partitions 8x1MiB"));
         recover = recover.and(&dir).and(&cpu);
         if let Some(binary) = &self.binary {
             recover = recover.and(&["--narad".into(), binary.display().to_string()]);
@@ -143,7 +143,7 @@ impl Place {
             },
             Part {
                 name: "batch",
-                rounds,
+                rounds: rounds.min(3),
                 paired: true,
                 steps: vec![
                     produce("produce.batch", "--connections 8 --batch 1000"),

@@ -150,7 +150,7 @@ impl Bench {
         observe: &mut dyn FnMut(Edge),
     ) -> Result<Tally, Failure> {
         let (cpus, spin) = (self.settings.load_cpu.clone(), self.settings.spin);
-        let plan = Drive { timing, threads: 1, cpus, spin, title };
+        let plan = Drive { timing, threads: 1, apart: false, cpus, spin, title };
         let driven = drive(&plan, vec![group], &mut |edge| {
             observe(edge);
             Ok(())

@@ -1,8 +1,8 @@
 //! `narad-bench versus`: the same load against what a user would pick instead, side by side in one run.
 //!
-//! For each pair of connections and batch all brokers are started afresh. They run at the same time, on the same CPUs and the same drive, and only one of them at a time may do anything:
-//! the others are stopped (SIGSTOP), so that what one still has to tidy up is not paid by the next. Rounds of some seconds
-//! go round the brokers, and each round begins with another one.
+//! For each pair of connections and batch all brokers are started afresh. They run at the same time, on the same CPUs and
+//! the same drive, and only one of them at a time may do anything: the others are stopped (SIGSTOP), so that what one still
+//! has to tidy up is not paid by the next. Rounds of a second or two go round the brokers, and each begins with another one.
 
 mod durability;
 mod measure;

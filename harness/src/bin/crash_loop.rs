@@ -117,13 +117,7 @@ fn produce(run: &Run, mut random: Random) {
                     serde_json::json!({"payload": text, "key": format!("k{}", id % 50)})
                 })
                 .collect();
-            let body = serde_json::json!({ "messages": messages }).to_string();
-            client.request(
-                "POST",
-                &format!("/v1/topics/{TOPIC}/produce/batch"),
-                &[("Content-Type", "application/json")],
-                body.as_bytes(),
-            )
+            client.produce_batch(TOPIC, messages)
         };
         let outcome = outcome_of(&answer);
         let mut ledger = run.ledger();

@@ -84,13 +84,7 @@ fn produce(run: &Run, mut client: Client, mut random: Random) {
             let messages: Vec<_> = (first..first + count)
                 .map(|id| serde_json::json!({"payload": String::from_utf8_lossy(&payload(id, draw_size()))}))
                 .collect();
-            let body = serde_json::json!({ "messages": messages }).to_string();
-            client.request(
-                "POST",
-                &format!("/v1/topics/{TOPIC}/produce/batch"),
-                &[("Content-Type", "application/json")],
-                body.as_bytes(),
-            )
+            client.produce_batch(TOPIC, messages)
         };
         if answer.is_ok_and(|a| a.status == 202) {
             // Everything that made it durable is in the log by now: the answer came after it.

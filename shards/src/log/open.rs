@@ -107,7 +107,11 @@ async fn read_hwm(disk: &Disk, dir: &Path, bytes: u64) -> Result<Option<u64>, Op
     let path = dir.join(hwm::FILE_NAME);
     let boundary = if bytes == hwm::BYTES as u64 {
         let read = async { disk.open(&path, Open::Existing, Caching::Buffered).await?.read_at(0, hwm::BYTES).await };
-        hwm::decode(&read.await.map_err(|e| failed("read", &path, &e))?)
+        let content = read.await.map_err(|e| failed("read", &path, &e))?;
+        if content[..] == hwm::EMPTY {
+            return Ok(None); // as the first commit after an open leaves it: an ordinary crash, no damage (S48)
+        }
+        hwm::decode(&content)
     } else {
         None
     };

@@ -289,6 +289,7 @@ impl Committer {
         let oldest = tracked.unwritten_since.take();
         if let Err(error) = file.write_at(slots.window_at(), slot).await {
             tracked.unwritten_since.set(oldest.or(tracked.unwritten_since.get()));
+            tracked.dirty.set(true);
             return Err(error);
         }
         tracked.window_frontier.set(frontier);

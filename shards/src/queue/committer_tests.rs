@@ -430,3 +430,28 @@ fn d16_the_first_sync_of_a_new_partition_delays_nobody_else() {
         assert_eq!(stored(&committer, 2).await.position, at(7));
     });
 }
+
+#[test]
+fn c80_a_position_whose_write_failed_is_not_let_go_until_it_is_on_disk() {
+    use crate::io::sim::{Fault, NthCall, Op, SimDisk};
+    for op in [Op::Write, Op::SyncData, Op::WriteDurable] {
+        let (sim, image) = (Sim::new(23), SimDisk::new(23));
+        let disk = Disk::Sim(image.clone());
+        sim.run(async move {
+            let committer = Committer::new(disk.clone(), CommitterOptions::default());
+            let [(acks, tracked), _] = two_settled(&committer, &disk).await;
+            committer.level(destination(0)).await.expect("simulated");
+            let fault = if op == Op::SyncData { Fault::Fail } else { Fault::NoSpace };
+            image.inject(NthCall::new(op, 1, fault).on("p00000"));
+            acks.frontier.set(5);
+            committer.mark_dirty(&tracked);
+            assert!(committer.level(destination(0)).await.is_err(), "{op:?}");
+            assert!(!committer.forget_exact(destination(0)), "{op:?}: it is not on disk");
+            rt::sleep(3 * TICK).await;
+            assert_eq!(stored(&committer, 0).await.position, at(5), "{op:?}: written by a later tick");
+            committer.level(destination(0)).await.expect("simulated");
+            assert!(committer.forget_exact(destination(0)));
+            assert_eq!(stored(&committer, 0).await, Stored { position: at(5), level: 5 });
+        });
+    }
+}

@@ -29,6 +29,7 @@ mod shard_queues;
 mod sweep;
 mod topic;
 mod unload;
+mod vitals;
 mod waiters;
 
 use std::rc::Rc;
@@ -41,6 +42,7 @@ pub use consumer::Consumer;
 pub use inflight::Range;
 pub use position::Position;
 pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, QueueMetrics, ShardQueues};
+pub use vitals::QueueVitals;
 
 /// What the queue needs of a partition's log. `log` implements it; tests have their own.
 pub trait Records {

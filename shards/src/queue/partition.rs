@@ -412,6 +412,11 @@ impl PartitionQueue {
         }
     }
 
+    /// Deliveries so far, redeliveries included.
+    pub fn delivered(&self) -> u64 {
+        self.counters.consumed.get()
+    }
+
     pub fn consumer_state(&self) -> ConsumerState {
         let state = self.state.borrow();
         ConsumerState { frontier: state.frontier(), leased: state.leased(), acked_ahead: state.acked_ahead() }

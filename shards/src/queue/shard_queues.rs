@@ -60,6 +60,8 @@ pub struct QueueMetrics {
     pub oldest_unwritten: Duration,
     pub wait_hit: Histogram,
     pub wait_timeout: Histogram,
+    /// Deliveries of partitions that are no longer served here.
+    pub delivered_before: u64,
 }
 
 impl Default for QueueMetrics {
@@ -70,6 +72,7 @@ impl Default for QueueMetrics {
             oldest_unwritten: Duration::ZERO,
             wait_hit: histogram(),
             wait_timeout: histogram(),
+            delivered_before: 0,
         }
     }
 }
@@ -158,7 +161,7 @@ impl ShardQueues {
             return;
         }
         *self.snapshot.borrow_mut() = snapshot.clone();
-        self.unloaded.follow(&snapshot, self.shard);
+        self.metrics.borrow_mut().delivered_before += self.unloaded.follow(&snapshot, self.shard);
         let topics: Vec<Rc<TopicQueue>> = self.topics.borrow().values().cloned().collect();
         for topic in topics {
             match snapshot.topic_of(topic.incarnation) {
@@ -188,6 +191,7 @@ impl ShardQueues {
 
     fn drop_partition(&self, partition: &Rc<PartitionQueue>, answer: Result<(), ConsumeError>) {
         partition.retire();
+        self.metrics.borrow_mut().delivered_before += partition.delivered();
         self.committer.forget(partition.destination);
         answer_all(partition.drain_pinned(), answer);
     }
@@ -272,7 +276,7 @@ impl ShardQueues {
         }
     }
 
-    fn all_partitions(&self) -> Vec<Rc<PartitionQueue>> {
+    pub(super) fn all_partitions(&self) -> Vec<Rc<PartitionQueue>> {
         self.topics.borrow().values().flat_map(|topic| topic.open_partitions()).collect()
     }
 
@@ -292,11 +296,14 @@ impl ShardQueues {
     }
 
     pub fn metrics(&self) -> QueueMetrics {
-        let parked_home: usize = self.homes.borrow().values().map(|home| home.borrow().parked()).sum();
-        let parked_pinned: usize = self.all_partitions().iter().map(|partition| partition.parked()).sum();
-        let parked = (parked_home + parked_pinned) as u64;
         let oldest_unwritten = self.committer.oldest_unwritten();
-        QueueMetrics { parked, oldest_unwritten, ..self.metrics.borrow().clone() }
+        QueueMetrics { parked: self.parked(), oldest_unwritten, ..self.metrics.borrow().clone() }
+    }
+
+    pub(super) fn parked(&self) -> u64 {
+        let home: usize = self.homes.borrow().values().map(|home| home.borrow().parked()).sum();
+        let pinned: usize = self.all_partitions().iter().map(|partition| partition.parked()).sum();
+        (home + pinned) as u64
     }
 
     /// Topics and homes held in memory: flat under create and delete (C37).

@@ -17,10 +17,16 @@ pub(super) struct Unloaded {
 }
 
 impl Unloaded {
-    /// Lets go of partitions that have gone or are served elsewhere.
-    pub fn follow(&self, snapshot: &Snapshot, shard: ShardId) {
+    /// Lets go of partitions that have gone or are served elsewhere; returns the deliveries there were from them.
+    pub fn follow(&self, snapshot: &Snapshot, shard: ShardId) -> u64 {
         let here = crate::meta::Address::local(shard);
+        let before = self.delivered();
         self.figures.borrow_mut().retain(|destination, _| snapshot.address(*destination) == Some(here));
+        before - self.delivered()
+    }
+
+    pub fn delivered(&self) -> u64 {
+        self.figures.borrow().values().map(|figures| figures.messages_consumed).sum()
     }
 
     /// A log was opened; its files state this position.

@@ -15,14 +15,14 @@ pub mod sim;
 mod sleep;
 pub mod sync;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::ops::{Add, Sub};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use crate::spsc::Doorbell;
@@ -35,7 +35,7 @@ pub(crate) type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 /// Which share of the core a task runs in (design §5, fairness).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// HTTP, WAL, dispatch, commit: first come, first served.
+    /// WAL, dispatch, commit, and connections whose last request was neither consume nor ack: first come, first served.
     Foreground,
     /// Consume: a share of its own, so that an overdriven produce cannot starve it.
     Consume,
@@ -159,6 +159,23 @@ pub fn spawn<T: 'static>(queue: Queue, future: impl Future<Output = T> + 'static
         }),
     );
     Task { receiver }
+}
+
+/// Runs `future` in the queue that `queue` names. When a poll has changed that, the rest of it runs in the other queue:
+/// work whose kind is known only once it has begun takes its share from the right one.
+pub fn spawn_following(queue: Rc<Cell<Queue>>, mut future: Pin<Box<dyn Future<Output = ()>>>) {
+    let here = queue.get();
+    spawn(here, async move {
+        let ended = std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(true),
+            Poll::Pending if queue.get() != here => Poll::Ready(false),
+            Poll::Pending => Poll::Pending,
+        });
+        if !ended.await {
+            // Polled there at once: what has happened since the poll above is found by it.
+            spawn_following(queue, future);
+        }
+    });
 }
 
 /// Result of a spawned task, to be awaited or dropped.

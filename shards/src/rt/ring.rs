@@ -31,9 +31,7 @@ use crate::spsc::Doorbell;
 
 /// A queue that still has runnable tasks gives way after that long, so that I/O and the other queues go on.
 const SLICE_NANOS: u64 = 200_000;
-/// The clock is read once in that many polls.
-const POLLS_PER_LOOK: u32 = 16;
-/// And once in that many spins: reading it takes longer than looking for work.
+/// Spins between two looks at the clock: reading it takes longer than looking for work.
 const SPINS_PER_LOOK: u32 = 8;
 
 /// How a shard's thread runs.
@@ -184,7 +182,6 @@ struct RingRuntime {
     /// The time as the task that is being polled sees it; 0 until it asks.
     clock: Cell<u64>,
     slice_start: Cell<u64>,
-    polls: Cell<u32>,
     main_done: RefCell<Option<Waker>>,
 }
 
@@ -278,7 +275,6 @@ impl RingRuntime {
             polling: Cell::new(0),
             clock: Cell::new(0),
             slice_start: Cell::new(monotonic_nanos()),
-            polls: Cell::new(0),
             main_done: RefCell::default(),
         }
     }
@@ -331,7 +327,7 @@ impl RingRuntime {
                 waker.end();
             }
         }
-        self.after_poll(waker.queue(), poll.is_pending() && waker.is_woken());
+        self.after_poll(waker.queue());
         poll
     }
 
@@ -347,7 +343,7 @@ impl RingRuntime {
     }
 
     /// Decides whether the pump gets its turn now. It must whenever nothing else would bring it about.
-    fn after_poll(&self, queue: Queue, yielded: bool) {
+    fn after_poll(&self, queue: Queue) {
         LOCAL.with(|local| {
             if queue == Queue::Background {
                 // One slice a turn.
@@ -359,12 +355,10 @@ impl RingRuntime {
                 local.wake_pump();
                 return;
             }
-            let polls = self.polls.get().wrapping_add(1);
-            self.polls.set(polls);
-            if (yielded || polls.is_multiple_of(POLLS_PER_LOOK))
-                && monotonic_nanos().saturating_sub(self.slice_start.get()) > SLICE_NANOS
-            {
-                self.slice_start.set(monotonic_nanos());
+            // A look at the clock each time: a poll may have parsed a batch of megabytes.
+            let now = monotonic_nanos();
+            if now.saturating_sub(self.slice_start.get()) > SLICE_NANOS {
+                self.slice_start.set(now);
                 give_way();
                 local.wake_pump();
             }

@@ -12,6 +12,7 @@ mod retention_tests;
 mod serve;
 mod stop;
 pub mod topics;
+mod vitals;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -24,7 +25,7 @@ use crate::dispatch::{Dispatcher, Environment, Limits};
 use crate::io::{Disk, FillBudget};
 use crate::log::{LogOptions, LogShared, TopicDirectories};
 use crate::meta::{Address, NodeId, ShardId, Snapshot};
-use crate::metrics::ShardMetrics;
+use crate::metrics::{RuntimeMetrics, ShardMetrics, ShardVitals};
 use crate::peer::{Carrier, Reply, Request};
 use crate::queue::{Committer, CommitterOptions, ShardQueues};
 use crate::rt::sync::{Lock, Notify};
@@ -94,6 +95,7 @@ struct Inner {
     /// Produce is refused: the node is stopping.
     draining: Cell<bool>,
     quiesced: Cell<bool>,
+    window: RefCell<vitals::Window>,
 }
 
 /// Why a shard could not be opened: the process must not serve.
@@ -141,6 +143,7 @@ impl Shard {
             rejections: RefCell::default(),
             draining: Cell::new(false),
             quiesced: Cell::new(false),
+            window: RefCell::default(),
             options,
         });
         let queues = ShardQueues::new(Rc::new(QueueSide(Rc::downgrade(&inner))), committer);
@@ -205,6 +208,11 @@ impl Shard {
     /// Gathers the shard's figures.
     pub async fn metrics(&self) -> ShardMetrics {
         self.inner.metrics().await
+    }
+
+    /// A few figures for whoever watches; `runtime` is the event loop's part of them.
+    pub fn vitals(&self, runtime: RuntimeMetrics) -> ShardVitals {
+        self.inner.vitals(runtime)
     }
 
     /// Answers a request of another shard, of the control thread, or of this shard.

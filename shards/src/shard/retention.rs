@@ -9,7 +9,7 @@ use super::partitions::Partition;
 use super::Inner;
 use crate::log::PartitionLog;
 use crate::metrics::RetentionMetrics;
-use crate::rt::sync::{Lock, LockGuard};
+use crate::rt::sync::{Lock, LockGuard, Notify};
 use crate::rt::{self, Instant, Queue};
 
 /// A pass that takes longer is left behind: the others go on (S75).
@@ -44,6 +44,8 @@ impl Default for RetentionOptions {
 #[derive(Default)]
 pub struct Reaper {
     turn: Lock,
+    /// The node stops: nobody waits for a pass that hangs.
+    stopping: Notify,
     metrics: RefCell<RetentionMetrics>,
 }
 
@@ -51,6 +53,10 @@ impl Reaper {
     /// No sweep is under way, and none begins, while the guard lives.
     pub async fn turn(&self) -> LockGuard {
         self.turn.enter().await
+    }
+
+    pub fn stop(&self) {
+        self.stopping.notify_all();
     }
 
     pub fn metrics(&self) -> RetentionMetrics {
@@ -104,7 +110,9 @@ impl Inner {
         }
         let passing = log.clone();
         let pass = rt::spawn(Queue::Background, async move { rt::contain(passing.retain()).await });
-        let failed = match rt::timeout(PASS_PATIENCE, pass).await {
+        let patience = rt::timeout(PASS_PATIENCE, pass);
+        let Ok(outcome) = rt::first_of(patience, self.reaper.stopping.notified()).await else { return false };
+        let failed = match outcome {
             Ok(Ok(())) => None,
             Ok(Err(panic)) => Some(panic),
             Err(rt::Elapsed) => Some(format!("not done after {PASS_PATIENCE:?}; the disk hangs")),
@@ -113,7 +121,7 @@ impl Inner {
         self.reaper.metrics.borrow_mut().passes_abandoned += 1;
         partition.rests_until.set(rt::now() + REST);
         tracing::error!(dir = %log.dir().display(), %cause,
-            "retention: pass over a partition failed; it is left alone for half an hour, the others go on");
+            "retention: pass over a partition failed; it is left alone for {REST:?}, the others go on");
         false
     }
 
@@ -137,7 +145,7 @@ impl Inner {
         if self.pass(partition, &log).await {
             self.reaper.metrics.borrow_mut().cold_swept += 1;
         } else {
-            self.reaper.metrics.borrow_mut().cold_panics += 1;
+            self.reaper.metrics.borrow_mut().cold_failed += 1;
         }
         if log.touched_at() == opened_at {
             self.close_unused(partition, &log).await;

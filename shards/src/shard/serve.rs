@@ -5,6 +5,7 @@ use std::rc::Rc;
 use super::Inner;
 use crate::api::PartitionStats;
 use crate::meta::{Address, Destination, Incarnation};
+use crate::metrics::RuntimeMetrics;
 use crate::peer::{CommitBatch, CommitError, Committed, Reply, Request};
 
 impl Inner {
@@ -32,6 +33,7 @@ impl Inner {
                 Reply::Done
             }
             Request::Metrics => Reply::Metrics(Box::new(self.metrics().await)),
+            Request::Vitals => Reply::Vitals(Box::new(self.vitals(RuntimeMetrics::default()))),
             Request::Quiesce => {
                 self.quiesce().await;
                 Reply::Done

@@ -24,6 +24,7 @@ impl Inner {
             directory.dispatcher.stop().await;
         }
         self.quiesced.set(true);
+        self.reaper.stop();
     }
 
     /// Makes every confirmed ack, every boundary and the checkpoint durable (D18, S45).

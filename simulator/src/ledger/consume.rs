@@ -107,17 +107,16 @@ impl Ledger {
             broken.push((Rule::Misplaced, format!("it was pinned to {:?}", message.content.partition)));
         }
         match self.copies.get(&id) {
-            Some(copy) if copy.number != number => {
-                if self.allowances.honest {
-                    broken.push((Rule::OffsetReused, format!("this offset held #{} before", copy.number)));
-                }
+            Some(copy) if copy.number != number && self.allowances.honest => {
+                broken.push((Rule::OffsetReused, format!("this offset held #{} before", copy.number)));
             }
             // A lie may have taken the commit, and the same record come back to the same offset later.
             Some(copy) if copy.timestamp_ms != delivery.timestamp_ms && self.allowances.honest => {
                 broken.push((Rule::WrongBytes, format!("commit time was {} before", copy.timestamp_ms)));
             }
-            Some(_) => {}
-            None => {
+            Some(copy) if copy.number == number => {}
+            // Nothing there so far, or what a lie has taken: its offset was given to another record.
+            _ => {
                 let copy = Copy {
                     number,
                     timestamp_ms: delivery.timestamp_ms,

@@ -16,7 +16,7 @@ use narad_shards::peer::Take;
 use narad_shards::rt;
 
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
-use crate::telemetry::NodeMetrics;
+use crate::telemetry::{NodeMetrics, ShardReport};
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stored {
@@ -230,6 +230,10 @@ impl Broker for FakeBroker {
 
     async fn metrics(&self) -> Vec<ShardMetrics> {
         vec![ShardMetrics::default()]
+    }
+
+    async fn vitals(&self) -> Vec<ShardReport> {
+        vec![ShardReport { cpu: Some(3), pinned: true, ..ShardReport::default() }]
     }
 
     async fn node_metrics(&self) -> NodeMetrics {

@@ -11,11 +11,13 @@ mod produce;
 mod socket;
 mod topics;
 
+use std::cell::Cell;
 use std::future::Future;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use narad_shards::rt::sync::oneshot;
 use narad_shards::rt::{self, Queue, Task};
 
 use super::{serve_connection, HttpContext, HttpMetrics, HttpSettings, NodeLimits, TopicDefaults};
@@ -24,6 +26,11 @@ use pipe::{pipe, End};
 
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 1, 2, 3));
 const JSON: &str = "Content-Type: application/json\r\n";
+
+/// Where a connection starts.
+fn foreground() -> Rc<Cell<Queue>> {
+    Rc::new(Cell::new(Queue::Foreground))
+}
 
 /// A node of one shard, without a network.
 #[derive(Clone)]
@@ -57,7 +64,14 @@ impl World {
     /// `room_bytes`: how much either side may send before the other reads.
     fn connect_through(&self, room_bytes: usize) -> Client {
         let (client, server) = pipe(room_bytes);
-        let served = rt::spawn(Queue::Foreground, serve_connection(server, PEER, self.ctx.clone()));
+        let (queue, ctx, (ended, end)) = (foreground(), self.ctx.clone(), oneshot());
+        let wanted = queue.clone();
+        let serve = async move {
+            serve_connection(server, PEER, ctx, wanted).await;
+            let _ = ended.send(());
+        };
+        rt::spawn_following(queue, Box::pin(serve));
+        let served = rt::spawn(Queue::Foreground, async move { end.await.unwrap_or_default() });
         Client { end: client, read: Vec::new(), served }
     }
 

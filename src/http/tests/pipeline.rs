@@ -215,3 +215,45 @@ fn n45_labels_come_from_closed_sets() {
         assert_eq!(world.metric("narad_consume_empty_total{topic=\"t\"}").await, None, "the topic is gone");
     });
 }
+
+#[test]
+fn data_routes_name_the_shard_that_served_and_no_other_route_does() {
+    let settings = HttpSettings { shard: Some(7), ..HttpSettings::default() };
+    run_with(settings, NodeLimits::new(0, 0), |world| async move {
+        // One connection: the header map of a request comes back as its answer's, and nothing of it may come along.
+        let mut client = world.connect();
+        for (method, target, headers, body, status, shard) in [
+            ("POST", "/v1/topics/t/produce", "X-Narad-Client: a\r\nX-Odd: 1\r\n", &b"x"[..], 202, Some("7")),
+            ("POST", "/v1/topics/t/produce", JSON, b"", 400, Some("7")),
+            ("POST", "/v1/topics/t/produce/batch", JSON, b"[]", 400, Some("7")),
+            ("GET", "/v1/topics/t/consume", "X-Odd: 1\r\n", b"", 204, Some("7")),
+            ("POST", "/v1/topics/t/ack", JSON, b"", 400, Some("7")),
+            ("GET", "/v1/topics/t", "", b"", 200, None),
+            ("GET", "/v1/node/shards", "", b"", 200, None),
+            ("GET", "/nowhere", "X-Odd: 1\r\n", b"", 404, None),
+        ] {
+            let answer = client.ask(method, target, headers, body).await;
+            assert_eq!((answer.status, answer.header("x-narad-shard")), (status, shard), "{method} {target}");
+            assert!(answer.header("x-odd").is_none() && answer.header("x-narad-client").is_none(), "{}", answer.head);
+        }
+    });
+    // A listener of no shard names none.
+    run(|world| async move {
+        assert_eq!(world.ask("POST", "/v1/topics/t/produce", JSON, b"x").await.header("x-narad-shard"), None);
+    });
+}
+
+#[test]
+fn the_shards_are_shown_in_the_documented_fields() {
+    run(|world| async move {
+        let answer = world.ask("GET", "/v1/node/shards", "", b"").await;
+        assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
+        let page: serde_json::Value = serde_json::from_str(answer.text()).unwrap();
+        assert_eq!((&page["node"], &page["shards"][0]["cpu"]), (&"node-1".into(), &3.into()));
+        let documented = include_str!("../../../docs/operating.md");
+        let fields = |object: &serde_json::Value| object.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        for field in [fields(&page), fields(&page["shards"][0])].concat() {
+            assert!(documented.contains(&format!("`{field}`")), "{field} is not in docs/operating.md");
+        }
+    });
+}

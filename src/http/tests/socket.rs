@@ -23,7 +23,7 @@ fn serve(connections: usize, client: impl FnOnce(SocketAddr) + Send + 'static) {
         for _ in 0..connections {
             let stream = listener.accept(|error| panic!("accept: {error}")).await;
             let peer = stream.peer_addr().expect("connected").ip();
-            serve_connection(Socket::new(stream), peer, world.ctx.clone()).await;
+            serve_connection(Socket::new(stream), peer, world.ctx.clone(), foreground()).await;
         }
         // Not on this thread: the last socket is closed by the ring, which must go on.
         rt::blocking(move || client.join()).await.expect("the client is content");

@@ -34,7 +34,7 @@ fn group(server: &FakeServer, connections: u16, what: &Produce) -> Group<Client>
 }
 
 fn options(timing: Timing, threads: usize) -> Drive {
-    Drive { timing, threads, cpus: None, spin: false, title: "test".into() }
+    Drive { timing, threads, apart: false, cpus: None, spin: false, title: "test".into() }
 }
 
 fn until_done() -> Timing {

@@ -99,13 +99,16 @@ impl Committer {
         drop(busy);
         if let Err(error) = written {
             self.report(tracked, "writing", &error);
-            if tracked.writable() {
-                tracked.dirty.set(true);
-                tracked.note_change();
-                self.dirty.borrow_mut().push(tracked.clone());
-            }
+            self.owe_write(tracked);
         }
         self.arm();
+    }
+
+    /// A write that failed is owed to the next tick.
+    pub(super) fn owe_write(&self, tracked: &Rc<Tracked>) {
+        if tracked.dirty.get() && tracked.writable() {
+            self.dirty.borrow_mut().push(tracked.clone());
+        }
     }
 
     /// Hands to the syncing task what this tick is to sync: a share of the partitions by hash, and whatever has waited

@@ -47,7 +47,14 @@ impl Committer {
     pub async fn level(self: &Rc<Self>, destination: Destination) -> io::Result<()> {
         let tracked = self.partitions.borrow().get(&destination).cloned();
         match tracked {
-            Some(tracked) => self.flush(&tracked).await,
+            Some(tracked) => {
+                let flushed = self.flush(&tracked).await;
+                if flushed.is_err() {
+                    self.owe_write(&tracked);
+                    self.arm();
+                }
+                flushed
+            }
             None => Ok(()),
         }
     }
@@ -56,7 +63,8 @@ impl Committer {
     pub fn forget_exact(&self, destination: Destination) -> bool {
         let exact = self.partitions.borrow().get(&destination).is_none_or(|tracked| {
             let owed = tracked.dirty.get() || tracked.busy.get() || tracked.unsynced_since.get().is_some();
-            !owed && tracked.writable()
+            let frontier = tracked.source.upgrade().map_or(0, |source| source.position(&mut Vec::new()));
+            !owed && tracked.writable() && frontier == tracked.level.get()
         });
         if exact {
             self.forget(destination);

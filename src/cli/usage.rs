@@ -1,0 +1,76 @@
+//! What the parser says of a wrong command line, made into a sentence that also says what to do.
+
+/// Words that lead to a command's own `--help`.
+const COMMANDS: [&str; 14] =
+    ["serve", "server", "start", "doctor", "cpus", "top", "topic", "add", "ls", "info", "rm", "pub", "sub", "version"];
+
+/// `text` is the parser's; `args` what was typed, the program's name left out.
+pub fn explain(text: &str, args: &[&str]) -> String {
+    let skipped = if args.first().is_some_and(|arg| *arg == "-s" || *arg == "--server") { 2 } else { 0 };
+    let typed = args.iter().skip(skipped).take_while(|arg| COMMANDS.contains(arg));
+    let command: Vec<&str> = ["narad"].into_iter().chain(typed.copied()).collect();
+    let command = command.join(" ");
+    let help = format!("`{command} --help` lists what there is");
+    let quoted = |name: &str| name.trim_matches(&['\'', '.'][..]).to_owned();
+    if let Some(word) = text.strip_prefix("Unrecognized argument: ") {
+        return match word.starts_with('-') {
+            true => format!("{command} has no flag {word}: {help}"),
+            false => format!("{command} does not know what to do with {word:?}: {help}"),
+        };
+    }
+    if let Some(name) = text.strip_prefix("No value provided for option ") {
+        return format!("{} needs a value behind it: {help}", quoted(name));
+    }
+    if let Some((name, rest)) =
+        text.strip_prefix("Error parsing option ").and_then(|rest| rest.split_once(" with value "))
+    {
+        let (value, why) = rest.split_once(": ").unwrap_or((rest, "cannot be read"));
+        // Types of ours say all by themselves.
+        return if why.starts_with("--") { why.to_owned() } else { format!("{} {value}: {why}: {help}", quoted(name)) };
+    }
+    let joined = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+    format!("{joined}: {help}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_command_line_is_told_what_to_do() {
+        for (text, args, sentence) in [
+            (
+                "Unrecognized argument: --bogus",
+                &["serve", "--bogus"][..],
+                "narad serve has no flag --bogus: `narad serve --help` lists what there is",
+            ),
+            (
+                "Unrecognized argument: topp",
+                &["-s", "h:1", "topp"],
+                "narad does not know what to do with \"topp\": `narad --help` lists what there is",
+            ),
+            (
+                "No value provided for option '--cpus'.",
+                &["server", "start", "--cpus"],
+                "--cpus needs a value behind it: `narad server start --help` lists what there is",
+            ),
+            (
+                "Error parsing option '--count' with value 'x': invalid digit found in string",
+                &["pub", "t", "--count", "x"],
+                "--count 'x': invalid digit found in string: `narad pub --help` lists what there is",
+            ),
+            (
+                "Error parsing option '--sort' with value 'x': --sort \"x\" is none of a",
+                &["top"],
+                "--sort \"x\" is none of a",
+            ),
+            (
+                "Required positional arguments not provided:\n    name\n",
+                &["topic", "add"],
+                "Required positional arguments not provided: name: `narad topic add --help` lists what there is",
+            ),
+        ] {
+            assert_eq!(explain(text, args), sentence);
+        }
+    }
+}
