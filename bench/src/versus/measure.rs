@@ -63,6 +63,11 @@ impl Cell {
         format!("{what}, {} connection{s}, {batch}", self.connections)
     }
 
+    /// Messages that all connections together may have taken and not acked.
+    pub fn in_flight_max(&self) -> i64 {
+        self.connections as i64 * i64::from(self.batch)
+    }
+
     /// `produce.c8.b100`.
     pub fn key(&self) -> String {
         format!("{}.c{}.b{}", self.operation.name(), self.connections, self.batch)
@@ -196,7 +201,7 @@ impl Bench {
     fn measured(&self, peer: &Peer, cell: &Cell, title: String) -> Result<Round, Failure> {
         let (role, stop) = match cell.operation {
             Operation::Produce => (Role::Produce { ledger: None }, Stop::Filled(peer.stock.left() + ROUND_MAX)),
-            Operation::Consume => (Role::Consume, Stop::Consumed),
+            Operation::Consume => (Role::Consume, Stop::Consumed(cell.in_flight_max())),
         };
         let group = peer.group(&role, cell.connections, cell.batch, &self.payloads, &stop);
         let timing = Timing { warmup: self.settings.warmup, duration: Some(self.settings.duration), grace: GRACE };

@@ -355,8 +355,8 @@ fn one_cell(
 fn backlog(bench: &Bench, cell: &Cell, expected_per_s: f64) -> i64 {
     let time = bench.settings.warmup + bench.settings.duration;
     let taken = expected_per_s * 1.5 * time.as_secs_f64();
-    let in_flight = (2 * cell.connections) as f64 * f64::from(cell.batch);
-    (taken + in_flight).min(BACKLOG_MAX.max(in_flight)) as i64
+    let spare = (4 * cell.in_flight_max()) as f64;
+    (taken.min(BACKLOG_MAX) + spare) as i64
 }
 
 fn rate(rounds: &Rounds) -> Option<f64> {

@@ -226,7 +226,7 @@ impl Peer {
         stop: &Stop,
     ) -> Group<Worker> {
         let until = match stop {
-            Stop::Never | Stop::Filled(_) | Stop::Consumed => Until::End,
+            Stop::Never | Stop::Filled(_) | Stop::Consumed(_) => Until::End,
             Stop::Drained(..) => Until::Finished,
         };
         let worker = |number| self.worker(number as u16, role, batch, payloads, stop);

@@ -41,9 +41,9 @@ impl Stock {
         self.ever.fetch_add(u64::from(messages), Ordering::Relaxed);
     }
 
-    /// Sets `messages` aside, if there are as many.
-    fn take(&self, messages: i64) -> bool {
-        let enough = self.left.fetch_sub(messages, Ordering::Relaxed) >= messages;
+    /// Sets `messages` aside, if as many and `spare` more are there.
+    fn take(&self, messages: i64, spare: i64) -> bool {
+        let enough = self.left.fetch_sub(messages, Ordering::Relaxed) >= messages + spare;
         if !enough {
             self.give_back(messages);
         }
@@ -62,8 +62,8 @@ pub enum Stop {
     Never,
     /// Producers: when the stock has grown to this.
     Filled(i64),
-    /// Consumers: when fewer messages are left than one operation takes.
-    Consumed,
+    /// Consumers: when so many messages are left. The last ones of a queue are not measured: consumers compete for them.
+    Consumed(i64),
     /// Consumers: when all confirmed messages came back, or none did for a while (since the time in the second part).
     Drained(SharedLedger, Arc<AtomicI64>),
 }
@@ -103,9 +103,9 @@ impl Worker {
         match &self.stop {
             Stop::Never => false,
             Stop::Filled(goal) => self.stock.left() >= *goal,
-            Stop::Consumed => {
+            Stop::Consumed(spare) => {
                 let batch = i64::from(self.batch);
-                let enough = self.stock.take(batch);
+                let enough = self.stock.take(batch, *spare);
                 self.reserved = if enough { batch } else { 0 };
                 !enough
             }
@@ -206,9 +206,9 @@ mod tests {
     fn consumers_take_no_more_than_there_is_and_give_back_what_did_not_come() {
         let stock = Arc::new(Stock::default());
         stock.add(3);
-        let mut consumer = worker(false, 2, &stock, Stop::Consumed);
+        let mut consumer = worker(false, 2, &stock, Stop::Consumed(1));
         assert_eq!(consumer.begin(0, &mut Vec::new()), Begin::Started);
-        assert_eq!(worker(false, 2, &stock, Stop::Consumed).begin(0, &mut Vec::new()), Begin::Finished);
+        assert_eq!(worker(false, 2, &stock, Stop::Consumed(0)).begin(0, &mut Vec::new()), Begin::Finished);
         answer(&mut consumer, b"*-1\r\n");
         assert_eq!(stock.left(), 3, "nothing came");
         consumer.begin(0, &mut Vec::new());
