@@ -191,7 +191,8 @@ fn a_conversation_keeps_the_ledger() {
     producer.receive(0, b"$3\r\n1-0\r\n", &mut out).unwrap();
     producer.begin(0, &mut out);
     producer.lost();
-    assert_eq!((lock(&ledger).sent, lock(&ledger).confirmed, lock(&ledger).outstanding()), (2, 1, 1));
+    let counts = |ledger: &Ledger| (ledger.sent, ledger.confirmed, ledger.outstanding());
+    assert_eq!(counts(&lock(&ledger)), (2, 1, 1));
     let task = Task::Consume { verify: Some((ledger.clone(), payloads())) };
     let mut consumer = Talk::new(Box::new(Redis::new(0, 1)), task, 0);
     consumer.begin(0, &mut out);
@@ -199,5 +200,6 @@ fn a_conversation_keeps_the_ledger() {
     answer.extend_from_slice(&payload(0));
     answer.extend_from_slice(b"\r\n");
     consumer.receive(0, &answer, &mut out).unwrap();
-    assert_eq!((lock(&ledger).seen, lock(&ledger).missing, lock(&ledger).damaged), (1, 0, 0));
+    let counts = |ledger: &Ledger| (ledger.seen, ledger.missing, ledger.damaged);
+    assert_eq!(counts(&lock(&ledger)), (1, 0, 0));
 }
