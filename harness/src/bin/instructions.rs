@@ -16,7 +16,12 @@ use narad_harness::client::{read_response, Response};
 const ALLOWED_PERCENT: f64 = 5.0;
 /// Each count is the smallest of so many: a commit split in two or a checkpoint more only ever adds.
 const ROUNDS: usize = 5;
+/// Consumed in one round, and how many rounds there can be with the one that warms up.
+const CONSUMED: usize = 300;
+const CONSUME_ROUNDS_MAX: usize = ROUNDS + 1;
 const CONNECTIONS: usize = 64;
+/// So often is everything measured before a check fails.
+const CHECKS_MAX: usize = 3;
 
 /// Count the instructions that the broker executes per operation, under valgrind.
 #[derive(FromArgs)]
@@ -88,10 +93,18 @@ impl Load {
         Ok(())
     }
 
+    /// What will be consumed, in batches: how many single produces share one frame depends on the drive, and with it
+    /// what reading them costs.
+    fn stock(&mut self) -> io::Result<()> {
+        self.one(&request("POST", "/v1/topics", br#"{"name":"stock","partitions":3}"#), 201)?;
+        let batches = ((CONSUME_ROUNDS_MAX * CONSUMED).div_ceil(100)) as u64;
+        (0..batches).try_for_each(|_| self.one(&batch("stock"), 202).map(drop))
+    }
+
     fn consume_and_ack(&mut self) -> io::Result<()> {
-        let delivery = self.one(&request("GET", "/v1/topics/orders/consume", b""), 200)?.json();
+        let delivery = self.one(&request("GET", "/v1/topics/stock/consume", b""), 200)?.json();
         let handle = delivery["receipt_handle"].as_str().unwrap_or_default().to_owned();
-        let target = format!("/v1/topics/orders/ack?receipt_handle={handle}");
+        let target = format!("/v1/topics/stock/ack?receipt_handle={handle}");
         self.one(&request("POST", &target, b""), 204).map(drop)
     }
 }
@@ -103,23 +116,28 @@ fn single() -> Vec<u8> {
     request("POST", "/v1/topics/orders/produce", &[b'x'; 256])
 }
 
-fn batch() -> Vec<u8> {
+fn batch(topic: &str) -> Vec<u8> {
     let message = format!("{{\"payload\":\"{}\"}}", "x".repeat(254));
     let body = format!("{{\"messages\":[{}]}}", vec![message; 100].join(","));
-    request("POST", "/v1/topics/orders/produce/batch", body.as_bytes())
+    request("POST", &format!("/v1/topics/{topic}/produce/batch"), body.as_bytes())
 }
 
 const LINES: [Line; 4] = [
     ("produce_256B_1_connection", 300, |load| (0..300).try_for_each(|_| load.one(&single(), 202).map(drop))),
     ("produce_256B_64_connections", 20 * CONNECTIONS, |load| (0..20).try_for_each(|_| load.all(&single(), 202))),
-    ("produce_batch_100x256B", 60, |load| (0..60).try_for_each(|_| load.one(&batch(), 202).map(drop))),
-    ("consume_and_ack_256B", 300, |load| (0..300).try_for_each(|_| load.consume_and_ack())),
+    ("produce_batch_100x256B", 60, |load| (0..60).try_for_each(|_| load.one(&batch("orders"), 202).map(drop))),
+    ("consume_and_ack_256B", CONSUMED, |load| (0..CONSUMED).try_for_each(|_| load.consume_and_ack())),
 ];
 
 fn measure(arguments: &Arguments, folder: &Path) -> io::Result<BTreeMap<String, u64>> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)?;
+    }
+    fs::create_dir_all(folder)?;
     let mut profiled = Profiled::start(&arguments.binary, folder)?;
     let mut load = Load::connect(profiled.broker().address)?;
     load.one(&request("POST", "/v1/topics", br#"{"name":"orders","partitions":3}"#), 201)?;
+    load.stock()?;
     let mut counts = BTreeMap::new();
     for (name, operations, round) in LINES {
         round(&mut load)?; // buffers grow to size
@@ -185,10 +203,19 @@ fn run(arguments: &Arguments, folder: &Path) -> io::Result<bool> {
         counts.iter().for_each(|(name, count)| text.push_str(&format!("{name:<30} {count:>9}\n")));
         fs::write(path, text)?;
     }
-    match &arguments.check {
-        Some(path) => Ok(holds(&counts, &stored(path)?)),
-        None => Ok(true),
+    let Some(path) = &arguments.check else { return Ok(true) };
+    let stored = stored(path)?;
+    let mut counts = counts;
+    for _ in 1..CHECKS_MAX {
+        if holds(&counts, &stored) {
+            return Ok(true);
+        }
+        // A busy machine only ever adds: a timer that is due more often, a commit split in two.
+        eprintln!("measured again, in case the machine was busy");
+        let again = measure(arguments, folder)?;
+        counts.iter_mut().for_each(|(name, count)| *count = (*count).min(again.get(name).copied().unwrap_or(*count)));
     }
+    Ok(holds(&counts, &stored))
 }
 
 fn main() -> ExitCode {
