@@ -112,6 +112,62 @@ fn a_run_that_is_told_to_stop_takes_its_broker_along() {
     assert_nothing_left(&dir);
 }
 
+/// Whether a running program has made or opened anything in the directory.
+fn is_at_work(child: &Child, dir: &Path) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
+    let links = open.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    links.into_iter().any(|link| link.starts_with(dir)) || std::fs::read_dir(dir).unwrap().next().is_some()
+}
+
+#[test]
+fn whatever_is_told_to_stop_removes_its_data_and_what_it_started() {
+    let with_broker = format!(" --binary {}", broker().display());
+    let commands = [
+        ("wal --callers 1 --seconds 60", "INT"),
+        ("log --partitions 1 --batch 1 --seconds 60", "TERM"),
+        ("device --quick --seconds 60", "INT"),
+        ("suite --only wal", "TERM"),
+        ("suite --only recover", "INT"),
+        ("recover --rounds 50 --wal 1MiB --partitions 1x1MiB", "TERM"),
+        ("versus --peers none --duration 60", "INT"),
+    ];
+    let running: Vec<(&str, &str, PathBuf, Child)> = commands
+        .into_iter()
+        .enumerate()
+        .map(|(number, (words, signal))| {
+            let dir = scratch(&format!("told-{number}"));
+            let starts = ["suite", "recover", "versus"].iter().any(|command| words.starts_with(command));
+            let words_given = format!("{words} --dir {}{}", dir.display(), if starts { &with_broker } else { "" });
+            let child = bench(&words_given).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            (words, signal, dir, child)
+        })
+        .collect();
+    for (words, signal, dir, mut child) in running {
+        wait(&mut child, words, |child| match words.contains("recover") || words.contains("versus") {
+            true => !processes_on(&dir).is_empty(),
+            false => is_at_work(child, &dir),
+        });
+        let told = Command::new("sh").arg("-c").arg(format!("kill -{signal} {}", child.id())).status().unwrap();
+        assert!(told.success(), "{words} ended by itself");
+        wait(&mut child, "the end", |child| child.try_wait().unwrap().is_some());
+        assert_nothing_left(&dir);
+    }
+}
+
+#[test]
+fn what_is_not_the_broker_is_answered_by_the_flag_that_names_it() {
+    let dir = scratch("other-program");
+    for (words, sentence) in [
+        ("produce --start", "is it the broker's program? --binary names it"),
+        ("recover", "is it the broker's program? --binary names it"),
+        ("versus --peers none", "is it the right program?"),
+    ] {
+        let answer = refused(&format!("{words} --binary /bin/true --dir {}", dir.display()));
+        assert!(answer.contains(sentence), "{words}: {answer}");
+    }
+    assert_nothing_left(&dir);
+}
+
 #[test]
 fn what_cannot_be_is_answered_by_a_sentence_that_says_what_to_do() {
     let cases = [
@@ -124,10 +180,25 @@ fn what_cannot_be_is_answered_by_a_sentence_that_says_what_to_do() {
         ("flow --payload 10", "who sent it"),
         ("consume --batch 101", "give 1 to 100"),
         ("versus --peers kafka", "redis,rabbitmq,postgres,nats"),
-        ("versus --server-cpus 0 --load-cpu 0", "would take time from the brokers"),
+        ("versus --broker-cpus 0 --load-cpu 0", "would take time from the brokers"),
         ("versus --peers none --binary /nowhere/narad", "set NARAD_BINARY"),
         ("versus --batches 101", "give 1 to 100"),
         ("http --payload 0", "1 to 1048576 bytes"),
+        ("produce --threads 0", "--threads 0: give 1 to 8"),
+        ("produce --threads 9999", "--threads 9999: give 1 to 8"),
+        ("produce --threads x", "--threads x: write a whole number"),
+        ("produce --rounds 0", "--rounds 0: give 1 to 1000"),
+        ("fairness --rounds 0", "--rounds 0: give 1 to 1000"),
+        ("recover --rounds 0", "--rounds 0: give 1 to 1000"),
+        ("flow --consumers 0", "--consumers 0: give 1 to 4096"),
+        ("device --quick --repeat 0", "--repeat 0: give 1 to 1000"),
+        ("device --quick --compare /nope", "--compare /nope: cannot read it"),
+        ("produce --start --dir /nowhere/at/all", "there is no such directory; make it"),
+        ("wal --dir /nowhere/at/all", "there is no such directory; make it"),
+        ("recover --dir /nowhere/at/all", "there is no such directory; make it"),
+        ("idle --dir /nowhere/at/all --binary /bin/true", "there is no such directory; make it"),
+        ("http --cpus 4999", "may not run on CPU 4999"),
+        ("recover --narad /bin/true", "`narad-bench recover --help` lists"),
     ];
     for (words, sentence) in cases {
         let answer = refused(words);
