@@ -177,9 +177,9 @@ impl Options {
         use Operation::{Consume, Produce};
         let cell = |operation, connections, batch| Cell { operation, connections, batch };
         if self.quick && self.connections.is_none() && self.batches.is_none() {
-            // Starting them all costs more than a cell. Consume comes last: what is produced before is its backlog.
+            // Starting them all costs more than a cell.
             return vec![
-                vec![cell(Produce, 1, 1), cell(Produce, 64, 1), cell(Produce, 8, 1), cell(Consume, 8, 1)],
+                vec![cell(Produce, 1, 1), cell(Produce, 8, 1), cell(Produce, 64, 1), cell(Consume, 8, 1)],
                 vec![cell(Produce, 8, BATCH_MAX)],
             ];
         }
@@ -324,9 +324,11 @@ impl Together<'_> {
         }
         let mut done: Vec<Cells<'a>> = Vec::new();
         for cell in self.cells {
-            // As fast as with the same connections and batch just before.
+            // As fast as they were with the same connections and batch.
+            let alike = |known: &&Cells| known.cell.connections == cell.connections && known.cell.batch == cell.batch;
+            let produced = done.iter().rev().find(alike);
             let expected: Vec<f64> = (0..peers.len())
-                .map(|index| done.last().and_then(|produced| rate(&produced.rounds[index])).unwrap_or(1000.0))
+                .map(|index| produced.and_then(|produced| rate(&produced.rounds[index])).unwrap_or(1000.0))
                 .collect();
             let rounds = one_cell(bench, run, &peers, cell, self.rounds, expected, &self.title);
             done.push(Cells { columns, cell: *cell, rounds });
@@ -446,4 +448,23 @@ fn add_device(run: &mut Run, done: &[Cells<'_>]) {
     run.notes.push(
         "flushes are the whole device's, whoever asked for them; on a drive with FUA a write may be durable without one".into(),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cells(line: &str) -> Vec<Vec<String>> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let options = Options::from_args(&["narad-bench", "versus"], &words).expect("a good line");
+        options.groups().iter().map(|group| group.iter().map(Cell::key).collect()).collect()
+    }
+
+    #[test]
+    fn quick_measures_some_cells_unless_it_is_told_which() {
+        let some = [vec!["produce.c1.b1", "produce.c8.b1", "produce.c64.b1", "consume.c8.b1"], vec!["produce.c8.b100"]];
+        assert_eq!(cells("--quick"), some);
+        assert_eq!(cells("--quick --connections 2 --batches 3"), [["produce.c2.b3", "consume.c2.b3"]]);
+        assert_eq!(cells("--rounds 1").len(), 6, "each number of connections with each batch");
+    }
 }
