@@ -150,7 +150,9 @@ fn measure(
     let consumed = tallies.next().ok_or_else(|| Failure("the load had no consumers".into()))?;
     let produced = tallies.next();
     if consumed.messages == 0 {
-        let why = consumed.troubles().unwrap_or_else(|| "there was no backlog".into());
+        let why = consumed.troubles().unwrap_or_else(|| {
+            "the backlog was gone when the measured time began; give a larger --prefill or a shorter --warmup".into()
+        });
         return Err(Failure(format!("not one message was consumed: {why}")));
     }
     Ok(Phase { rate_per_s: consumed.rate_per_s(timing.end()), consumed, produced })

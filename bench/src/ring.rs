@@ -385,8 +385,8 @@ mod tests {
         for name in ["ring.line", "ring.rate.call", "ring.rate.send", "ring.rate.bare"] {
             assert!(run.value(name).is_some(), "{name}");
         }
-        // A round trip holds both ways; the clock's cost is in it once.
+        // Each round trip holds the way there, by one clock: so do the medians, equal where a thread long had no CPU.
         let median = |name| run.value(name).expect("a figure");
-        assert!(median("ring.round_trip.bare.p50") > median("ring.one_way.bare.p50"));
+        assert!(median("ring.round_trip.bare.p50") >= median("ring.one_way.bare.p50"));
     }
 }

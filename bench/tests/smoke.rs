@@ -102,6 +102,33 @@ fn versus_kills_counts_and_measures_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn peers_that_are_missing_or_do_not_start_are_named_and_the_others_are_measured() {
+    let (dir, scripts) = (scratch("versus-alone"), scratch("scripts"));
+    let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
+    for name in ["lib.sh", "narad"] {
+        std::fs::copy(real.join(name), scripts.join(name)).unwrap();
+    }
+    for name in ["redis", "rabbitmq", "postgres", "nats"] {
+        let script = scripts.join(name);
+        let may = if name == "nats" { "check" } else { "nothing" };
+        let text = format!("#!/bin/sh\n[ \"$1\" = {may} ] || {{ echo {name} is not there >&2; exit 1; }}\n");
+        std::fs::write(&script, text).unwrap();
+        let runnable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&script, runnable).unwrap();
+    }
+    let mut command = bench("versus --connections 2 --batches 3 --rounds 1 --duration 200ms");
+    command.arg("--binary").arg(broker()).arg("--dir").arg(&dir).arg("--scripts").arg(&scripts);
+    command.args(["--broker-args", "--shards 1 --no-pin --memory 128MiB"]);
+    let output = command.output().unwrap();
+    let (text, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(text.contains("left out: redis is not there") && text.contains("no cell was judged"), "{text}{error}");
+    assert!(text.contains("versus.consume.c2.b3.narad.rate"), "{text}");
+    assert!(error.contains("nats: left out: nats is not there") && !error.contains("redis"), "{error}");
+    assert_nothing_left(&dir);
+    std::fs::remove_dir_all(&scripts).unwrap();
+}
+
+#[test]
 fn a_run_that_is_told_to_stop_takes_its_broker_along() {
     let dir = scratch("stopped");
     let mut child = on_own_broker("consume --duration 60", &dir).stderr(Stdio::null()).spawn().unwrap();

@@ -181,7 +181,8 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
         let median = starts[starts.len() / 2];
         let read = starts.iter().map(|start| start.read_seconds).sum::<f64>() / starts.len() as f64;
         if *kind == Kind::Empty {
-            empty = median.seconds;
+            // The fastest: one that the drive held up would make everything else look quick.
+            empty = starts[0].seconds;
         }
         report(&mut run, &mut table, kind, median, read, empty);
     }
@@ -190,7 +191,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
         [
             "The broker is the real program with one shard, started on a directory that a process left without closing \
              anything, as kill -9 does: WAL records of which none was dispatched, or logs without a boundary.",
-            "`seconds_ratio` is the time above that of an empty start over reading the same files (direct, 1 MiB at a \
+            "`seconds_ratio` is the time above that of the fastest empty start over reading the same files (direct, 1 MiB at a \
              time, four under way), just before: recovery reads and checks them, it need not be slower than the drive.",
             "WAL and logs are read past the page cache, by the broker and by the yardstick. /readyz is asked each \
              millisecond.",

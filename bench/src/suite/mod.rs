@@ -18,7 +18,7 @@ use crate::Common;
 use gather::Measured;
 use plan::{Part, Place, Step};
 
-/// everything, in about twelve minutes, on one report page (name a directory for it with --out)
+/// everything, in about ten minutes, on one report page (name a directory for it with --out)
 #[derive(FromArgs)]
 #[argh(subcommand, name = "suite")]
 pub struct Options {

@@ -110,16 +110,19 @@ impl Place {
             recover = recover.and(&["--binary".into(), binary.display().to_string()]);
         }
         // Its duration is that of all its phases together.
-        let fairness = Step::new("fairness", &long("fairness", "fairness --rounds 1 --prefill 20000")).and(&start);
+        let fairness =
+            Step::new("fairness", &long("fairness", "fairness --rounds 1 --prefill 100000 --warmup 100ms")).and(&start);
         let fairness = fairness.and(&["--duration".into(), long("9s", "1s")]);
         let mut idle = Step::new("idle", &long("idle", "idle --warmup 1s --duration 1s")).and(&dir);
         if let Some(binary) = &self.binary {
             idle = idle.and(&["--binary".into(), binary.display().to_string()]);
         }
+        // Of four rounds those can be left out in which the drive changed.
         let mut versus = "versus --quick".to_string();
-        if self.quick {
-            versus.push_str(" --connections 8 --batches 1 --rounds 1 --duration 200ms");
-        }
+        versus.push_str(match self.quick {
+            true => " --connections 8 --batches 1 --rounds 1 --duration 200ms",
+            false => " --rounds 4",
+        });
         let mut versus = Step::new("versus", &versus).and(&dir);
         if let Some(binary) = &self.binary {
             versus = versus.and(&["--binary".into(), binary.display().to_string()]);
