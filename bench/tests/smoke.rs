@@ -88,7 +88,7 @@ fn flow_verifies_a_broker_of_its_own_and_leaves_nothing_behind() {
 #[test]
 fn versus_kills_counts_and_measures_and_leaves_nothing_behind() {
     let dir = scratch("versus");
-    let words = "versus --peers none --connections 2 --batches 3 --rounds 1 --duration 200ms";
+    let words = "versus --peers none --connections 2 --batches 3 --rounds 1 --duration 1s";
     let mut command = bench(words);
     command.arg("--binary").arg(broker()).arg("--dir").arg(&dir);
     command.args(["--broker-args", "--shards 1 --no-pin --memory 128MiB"]);
@@ -116,7 +116,7 @@ fn peers_that_are_missing_or_do_not_start_are_named_and_the_others_are_measured(
         let runnable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&script, runnable).unwrap();
     }
-    let mut command = bench("versus --connections 2 --batches 3 --rounds 1 --duration 200ms");
+    let mut command = bench("versus --connections 2 --batches 3 --rounds 1 --duration 1s");
     command.arg("--binary").arg(broker()).arg("--dir").arg(&dir).arg("--scripts").arg(&scripts);
     command.args(["--broker-args", "--shards 1 --no-pin --memory 128MiB"]);
     let output = command.output().unwrap();

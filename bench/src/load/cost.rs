@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::admin::Admin;
+use super::processes::{stat_fields, TICK};
 use crate::report::{counters, Counters};
 use crate::run::{Better, Run};
-
-/// Clock ticks of `/proc/<pid>/stat`: 100 a second on every Linux architecture in use.
-const TICK: Duration = Duration::from_millis(10);
 
 /// Where to look.
 #[derive(Clone, Debug, Default)]
@@ -138,9 +136,9 @@ fn cpu_time(pid: u32) -> Option<Duration> {
     ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// User and system time of `/proc/<pid>/stat`; the name in it may hold anything, parentheses included.
+/// User and system time of `/proc/<pid>/stat`.
 fn ticks(stat: &str) -> Option<Duration> {
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let fields = stat_fields(stat)?;
     let ticks: u32 = fields.get(11)?.parse::<u32>().ok()? + fields.get(12)?.parse::<u32>().ok()?;
     Some(TICK * ticks)
 }

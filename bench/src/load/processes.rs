@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{kill_process, Pid, Signal};
 
 /// Clock ticks of `/proc/<pid>/stat`: 100 a second on every Linux architecture in use.
-const TICK: Duration = Duration::from_millis(10);
+pub const TICK: Duration = Duration::from_millis(10);
 /// How often memory is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -19,9 +19,13 @@ struct Stat {
     cpu: Duration,
 }
 
+/// What stands behind the name in `/proc/<pid>/stat`; that may hold anything, parentheses included.
+pub fn stat_fields(line: &str) -> Option<Vec<&str>> {
+    Some(line.rsplit_once(')')?.1.split_whitespace().collect())
+}
+
 fn parse_stat(line: &str) -> Option<Stat> {
-    // The name may hold anything, parentheses included.
-    let fields: Vec<&str> = line.rsplit_once(')')?.1.split_whitespace().collect();
+    let fields = stat_fields(line)?;
     let ticks = fields.get(11..15)?.iter().map(|field| field.parse::<u32>().ok()).sum::<Option<u32>>()?;
     Some(Stat { parent: fields.get(1)?.parse().ok()?, cpu: TICK * ticks })
 }
