@@ -4,6 +4,8 @@
 //! A runtime is entered once per thread; every function here acts on the runtime of the calling thread.
 //! Nothing in this crate uses another executor, timer, channel or clock.
 
+#[cfg(test)]
+mod queue_tests;
 pub mod ring;
 mod ring_os;
 mod ring_pool;

@@ -22,7 +22,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 
 use super::ring_os::{allowed_cpus, monotonic_nanos, os_seed, pin_to};
-use super::ring_task::{Local, Shared, TaskWaker, LOCAL};
+use super::ring_task::{Local, Shared, Task, TaskWaker, Tasks, LOCAL};
 use super::{Inbox, Instant, LocalFuture, Queue, Runtime, TimerId};
 use crate::io::ring::{Listener, Ring, RingDisk, RingSizes};
 use crate::io::{ChunkPool, Disk};
@@ -105,50 +105,6 @@ impl RingHandle {
     /// Microseconds of each enter that submitted and did not wait (E30).
     pub fn submit_micros(&self) -> Histogram {
         self.runtime.ring.submit_micros()
-    }
-}
-
-struct Task {
-    /// Taken out while it is polled.
-    future: Option<LocalFuture>,
-    waker: Arc<TaskWaker>,
-}
-
-/// Every task that is not over. The futures live here and not in glommio's tasks, so that they can be dropped when
-/// the runtime ends.
-#[derive(Default)]
-struct Tasks {
-    slots: Vec<Option<Task>>,
-    free: Vec<usize>,
-}
-
-impl Tasks {
-    fn insert(&mut self, task: Task) -> usize {
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index] = Some(task);
-                index
-            }
-            None => {
-                self.slots.push(Some(task));
-                self.slots.len() - 1
-            }
-        }
-    }
-
-    fn waker(&self, index: usize) -> Option<&TaskWaker> {
-        self.slots.get(index)?.as_ref().map(|task| &*task.waker)
-    }
-
-    fn remove(&mut self, index: usize) -> Option<Task> {
-        let task = self.slots[index].take();
-        self.free.extend(task.is_some().then_some(index));
-        task
-    }
-
-    fn remove_any(&mut self) -> Option<Task> {
-        let index = self.slots.iter().position(Option::is_some)?;
-        self.remove(index)
     }
 }
 
@@ -351,7 +307,10 @@ impl RingRuntime {
                 local.wake_pump();
                 return;
             }
-            if local.runnable(Queue::Foreground) == 0 {
+            let burst_is_over = queue == Queue::Consume && local.runnable(Queue::Consume) == 0;
+            if burst_is_over || local.runnable(Queue::Foreground) + local.runnable(Queue::Consume) == 0 {
+                // What consumers were answered goes out before produce has its next slice: they ask for the next
+                // message only when they have this one.
                 local.wake_pump();
                 return;
             }

@@ -1,4 +1,4 @@
-//! Wakers and the count of runnable tasks of a ring runtime.
+//! The tasks of a ring runtime: their table, their wakers, and the count of those that are runnable.
 //!
 //! glommio decides the order of tasks; whether anything is runnable at all is counted here, exactly: a task counts
 //! from its wake to its poll. The pump sleeps while the count is above zero and blocks in the ring only at zero, so
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
-use super::Queue;
+use super::{LocalFuture, Queue};
 use crate::spsc::Doorbell;
 
 /// What other threads may touch of a runtime.
@@ -24,8 +24,9 @@ pub(super) struct Shared {
 /// The thread's own counts. One ring runtime per thread.
 pub(super) struct Local {
     pub id: Cell<u64>,
-    /// Runnable tasks of `Foreground` and `Consume`.
-    urgent: Cell<usize>,
+    /// Runnable tasks of each queue.
+    foreground: Cell<usize>,
+    consume: Cell<usize>,
     background: Cell<usize>,
     /// glommio's waker of the pump.
     pump: UnsafeCell<Option<Waker>>,
@@ -33,14 +34,15 @@ pub(super) struct Local {
 
 thread_local! {
     pub(super) static LOCAL: Local = const {
-        Local { id: Cell::new(0), urgent: Cell::new(0), background: Cell::new(0), pump: UnsafeCell::new(None) }
+        Local { id: Cell::new(0), foreground: Cell::new(0), consume: Cell::new(0), background: Cell::new(0), pump: UnsafeCell::new(None) }
     };
 }
 
 impl Local {
     pub fn reset(&self, id: u64) {
         self.id.set(id);
-        self.urgent.set(0);
+        self.foreground.set(0);
+        self.consume.set(0);
         self.background.set(0);
         // SAFETY: `Local` is only reached through the thread-local; no reference into the cell is held across calls.
         let old = unsafe { (*self.pump.get()).take() };
@@ -65,7 +67,8 @@ impl Local {
 
     fn count(&self, queue: Queue) -> &Cell<usize> {
         match queue {
-            Queue::Foreground | Queue::Consume => &self.urgent,
+            Queue::Foreground => &self.foreground,
+            Queue::Consume => &self.consume,
             Queue::Background => &self.background,
         }
     }
@@ -75,7 +78,7 @@ impl Local {
     }
 
     pub fn anything_runnable(&self) -> bool {
-        self.urgent.get() + self.background.get() > 0
+        self.foreground.get() + self.consume.get() + self.background.get() > 0
     }
 }
 
@@ -200,5 +203,50 @@ impl Wake for TaskWaker {
         if !here.unwrap_or(false) {
             self.shared.push_remote(self.clone());
         }
+    }
+}
+
+/// One task.
+pub(super) struct Task {
+    /// Taken out while it is polled.
+    pub future: Option<LocalFuture>,
+    pub waker: Arc<TaskWaker>,
+}
+
+/// Every task that is not over. The futures live here and not in glommio's tasks, so that they can be dropped when
+/// the runtime ends.
+#[derive(Default)]
+pub(super) struct Tasks {
+    pub slots: Vec<Option<Task>>,
+    free: Vec<usize>,
+}
+
+impl Tasks {
+    pub fn insert(&mut self, task: Task) -> usize {
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index] = Some(task);
+                index
+            }
+            None => {
+                self.slots.push(Some(task));
+                self.slots.len() - 1
+            }
+        }
+    }
+
+    pub fn waker(&self, index: usize) -> Option<&TaskWaker> {
+        self.slots.get(index)?.as_ref().map(|task| &*task.waker)
+    }
+
+    pub fn remove(&mut self, index: usize) -> Option<Task> {
+        let task = self.slots[index].take();
+        self.free.extend(task.is_some().then_some(index));
+        task
+    }
+
+    pub fn remove_any(&mut self) -> Option<Task> {
+        let index = self.slots.iter().position(Option::is_some)?;
+        self.remove(index)
     }
 }
