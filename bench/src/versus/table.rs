@@ -77,12 +77,12 @@ impl Cells<'_> {
 
     /// What a reader wants to know: ahead of the best durable one, level, or behind; and whom that is.
     fn verdict(&self) -> String {
-        if self.spread(0, |round| round.rate_per_s).is_none() {
-            return NO_FIGURE.into();
-        }
         let by_rate = self.best(|round| round.rate_per_s, false);
         let by_p99 = self.best(|round| quantile(round, 0.99), true);
         let (Some(by_rate), Some(by_p99)) = (by_rate, by_p99) else { return NOBODY.into() };
+        if self.spread(0, |round| round.rate_per_s).is_none() {
+            return NO_FIGURE.into();
+        }
         let (Some(rate), Some(p99)) = (self.ratio(by_rate), self.ratio(by_p99)) else {
             return NOBODY.into();
         };
