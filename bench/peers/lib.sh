@@ -58,7 +58,8 @@ first_process() {
 processes() {
     local first
     first=$(first_process) || return 1
-    ps -e -o pid= -o ppid= | awk -v first="$first" '
+    # A process may end between the listing and the reading; its name may hold anything, parentheses too.
+    { cat /proc/[0-9]*/stat 2>/dev/null || true; } | sed -n 's/^\([0-9]*\) (.*) . \([0-9]*\) .*/\1 \2/p' | awk -v first="$first" '
         { parent[$1] = $2 }
         END {
             for (pid in parent) {
@@ -105,7 +106,6 @@ do_check() {
     local lines
     lines=$(
         missing
-        command -v ps >/dev/null || echo "ps (Debian package procps)"
         command -v setsid >/dev/null || echo "setsid (Debian package util-linux)"
         if [ "$(id -u)" = 0 ] && [ -n "$user" ]; then
             command -v setpriv >/dev/null || echo "setpriv (Debian package util-linux)"
