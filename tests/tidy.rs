@@ -182,6 +182,32 @@ fn no_leftover_markers() {
     report("nothing is left for later in something called done", findings);
 }
 
+/// Whoever reads a comment can open what it names. Rules of the specification go by their numbers (S37, E7).
+#[test]
+fn comments_cite_no_page_that_is_not_here() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut findings = Vec::new();
+    let folders =
+        ["src/", "simulator/", "harness/", "tests/", "shards/src/dispatch/", "shards/src/log/", "shards/src/queue/"];
+    let more = ["shards/src/shard/", "shards/src/wal/", "shards/src/api.rs", "shards/src/meta.rs", "shards/tests/"];
+    for source in sources().iter().filter(|source| folders.iter().chain(&more).any(|folder| source.within(folder))) {
+        for (number, line) in source.text.lines().enumerate() {
+            let Some((_, comment)) = line.split_once("//") else { continue };
+            let pages = comment.split(|c: char| !(c.is_ascii_alphanumeric() || "-_./".contains(c)));
+            let pages = pages.filter(|word| word.ends_with(".md"));
+            let beside = root.join(&source.path).parent().map(Path::to_owned).unwrap_or_default();
+            let near =
+                |page: &str| beside.ancestors().any(|above| above.starts_with(root) && above.join(page).exists());
+            let missing = pages.filter(|page| !near(page)).count();
+            let section = comment.contains('\u{a7}') && !comment.contains("RFC");
+            if missing > 0 || section {
+                findings.push(format!("{}:{}: {}", source.path, number + 1, line.trim()));
+            }
+        }
+    }
+    report("a page that the repository does not hold is not cited", findings);
+}
+
 #[test]
 fn no_unwrap_outside_tests_and_no_expect_on_io() {
     let io_words = [

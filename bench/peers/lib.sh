@@ -93,7 +93,13 @@ as_user() {
 # Succeeds when something listens on the port.
 listening() { (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; }
 
-last_words() { tail -n 8 "$home/log" 2>/dev/null | sed 's/^/    /' >&2; }
+last_words() {
+    if [ -s "$home/log" ]; then
+        tail -n 8 "$home/log" | sed 's/^/    /' >&2
+    else
+        say "    nothing; is it the right program?"
+    fi
+}
 
 do_check() {
     local lines

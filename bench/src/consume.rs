@@ -72,7 +72,9 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     })?;
     let tally = &driven.tallies[0];
     if tally.messages == 0 {
-        let why = tally.troubles().unwrap_or_else(|| "the topic is empty; fill it with --prefill".into());
+        let why = tally.troubles().unwrap_or_else(|| {
+            "the topic was empty when the measured time began; fill it with --prefill, or shorten --warmup".into()
+        });
         return Err(Failure(format!("not one message was consumed: {why}")));
     }
     let name = format!("consume.c{}", load.connections);

@@ -7,10 +7,11 @@ use argh::FromArgs;
 
 use crate::consume::{consumers, prefill, ran_dry};
 use crate::load::narad::{Budget, Client, Consume, Produce, Wire, CONSUME_BATCH_MAX};
-use crate::load::options::{load_options, LoadOptions, Site};
+use crate::load::options::{load_options, LoadOptions, Site, CONNECTIONS_MAX, ROUNDS_MAX};
 use crate::load::payload::Payloads;
 use crate::load::threads::{drive, Drive};
 use crate::load::{Group, Pace, Tally, Timing, Until};
+use crate::parts::require;
 use crate::report::stats::Spread;
 use crate::run::{Better, Failure, Run};
 use crate::Common;
@@ -51,7 +52,9 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     if load.messages.is_some() {
         return Err(Failure("fairness compares phases of the same length: leave out --messages".into()));
     }
-    let rounds = options.rounds.max(1);
+    require("--rounds", options.rounds, 1..=ROUNDS_MAX as u32)?;
+    require("--producers", options.producers, 1..=CONNECTIONS_MAX)?;
+    let rounds = options.rounds;
     let phase = load.duration / rounds;
     let site = load.site()?;
     let topic = site.admin.ensure_topic(&load.topic, load.partitions)?;
@@ -147,7 +150,9 @@ fn measure(
     let consumed = tallies.next().ok_or_else(|| Failure("the load had no consumers".into()))?;
     let produced = tallies.next();
     if consumed.messages == 0 {
-        let why = consumed.troubles().unwrap_or_else(|| "there was no backlog".into());
+        let why = consumed.troubles().unwrap_or_else(|| {
+            "the backlog was gone when the measured time began; give a larger --prefill or a shorter --warmup".into()
+        });
         return Err(Failure(format!("not one message was consumed: {why}")));
     }
     Ok(Phase { rate_per_s: consumed.rate_per_s(timing.end()), consumed, produced })

@@ -10,10 +10,11 @@ use crate::load::ledger::Ledger;
 use crate::load::narad::{
     lock, Budget, Client, Consume, Produce, SharedLedger, Wire, CONSUME_BATCH_MAX, PRODUCE_BATCH_MAX,
 };
-use crate::load::options::{duration, load_options};
+use crate::load::options::{duration, load_options, CONNECTIONS_MAX};
 use crate::load::payload::{Payloads, BYTES_MIN};
 use crate::load::threads::{drive, Edge};
 use crate::load::{cost, Group, Pace, Until};
+use crate::parts::require;
 use crate::run::{Better, Failure, Run};
 use crate::Common;
 
@@ -45,6 +46,9 @@ load_options! {
 pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     let load = options.load();
     load.check(PRODUCE_BATCH_MAX)?;
+    if let Some(consumers) = options.consumers {
+        require("--consumers", consumers, 1..=CONNECTIONS_MAX)?;
+    }
     if load.payload_bytes < BYTES_MIN {
         let text = format!(
             "--payload {}: flow writes who sent it into each message, which takes {BYTES_MIN} bytes",
@@ -54,7 +58,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     }
     let site = load.site()?;
     let topic = site.admin.ensure_topic(&load.topic, load.partitions)?;
-    let consumer_count = options.consumers.unwrap_or(load.connections).max(1);
+    let consumer_count = options.consumers.unwrap_or(load.connections);
     let round = load.connections as u64 * u64::from(load.batch);
     let ahead_max = options.ahead.unwrap_or((round * 4).max(10_000));
 

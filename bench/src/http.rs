@@ -33,6 +33,7 @@ use crate::load::payload::Payloads;
 use crate::load::target::{Credentials, Target};
 use crate::load::threads::{drive, Drive, Edge};
 use crate::load::{cpu, Group, Pace, Timing, Until};
+use crate::parts::cores;
 use crate::run::{Better, Failure, Load, Run};
 use crate::Common;
 
@@ -58,9 +59,9 @@ pub struct Options {
     /// measured time, for each number of connections (default 5s)
     #[argh(option, default = "Duration::from_secs(5)", from_str_fn(duration))]
     duration: Duration,
-    /// CPU of the server (default: not pinned)
-    #[argh(option)]
-    cpu: Option<usize>,
+    /// CPU of the server, one (default: not pinned)
+    #[argh(option, from_str_fn(cpu::parse))]
+    cpus: Option<Vec<usize>>,
     /// CPUs of the load (default: not pinned)
     #[argh(option, from_str_fn(cpu::parse))]
     load_cpu: Option<Vec<usize>>,
@@ -93,6 +94,9 @@ pub fn measure(options: &Options) -> Result<Run, Failure> {
     if !(1..=1 << 20).contains(&options.payload) {
         return Err(Failure(format!("--payload {}: a message is 1 to 1048576 bytes", options.payload)));
     }
+    if options.duration.is_zero() {
+        return Err(Failure("--duration: give more than 0".into()));
+    }
     let mut run = Run::new("http");
     run.load = Some(Load::Closed);
     run.set("durability", "none: nothing is stored");
@@ -100,7 +104,7 @@ pub fn measure(options: &Options) -> Result<Run, Failure> {
     run.set("batch", 1);
     let sweep = options.connections.clone().unwrap_or_else(|| CONNECTIONS.to_vec());
     run.set("connections", sweep.iter().map(usize::to_string).collect::<Vec<_>>().join(","));
-    run.set("cpu", options.cpu.map_or("not pinned".into(), |cpu| cpu.to_string()));
+    run.set("cpus", options.cpus.as_deref().map_or("not pinned".into(), cpu::list));
     run.set("load_cpu", options.load_cpu.as_deref().map_or("not pinned".into(), cpu::list));
     run.set("load_spin", options.load_spin);
     run.set("spin_us", options.spin_us);
@@ -165,14 +169,12 @@ struct Server {
 
 impl Server {
     fn start(address: SocketAddr, options: &Options) -> Result<Server, Failure> {
-        let (stop, cpu): (Arc<AtomicBool>, Arc<AtomicU64>) = Default::default();
+        let cpu = options.cpus.as_deref().map(|asked| cores::choose(Some(asked), 1)).transpose()?.map(|cpus| cpus[0]);
+        let (stop, used_nanos): (Arc<AtomicBool>, Arc<AtomicU64>) = Default::default();
         let (say, hear) = mpsc::channel();
-        let shard = ShardOptions {
-            cpu: options.cpu,
-            spin: Duration::from_micros(options.spin_us),
-            ..ShardOptions::new("http ceiling")
-        };
-        let (stopping, used) = (stop.clone(), cpu.clone());
+        let shard =
+            ShardOptions { cpu, spin: Duration::from_micros(options.spin_us), ..ShardOptions::new("http ceiling") };
+        let (stopping, used) = (stop.clone(), used_nanos.clone());
         let thread = std::thread::spawn(move || {
             let serve = move |handle: rt::ring::RingHandle| async move {
                 let listener = handle.listen(address).map_err(|error| error.to_string())?;
@@ -189,7 +191,7 @@ impl Server {
             run_shard_thread(shard, serve).map_err(|error| error.to_string())?
         });
         match hear.recv() {
-            Ok(address) => Ok(Server { address, stop, cpu, thread }),
+            Ok(address) => Ok(Server { address, stop, cpu: used_nanos, thread }),
             Err(_) => match thread.join() {
                 Ok(Err(error)) => Err(Failure(error)),
                 _ => Err(Failure("the HTTP server ended before it began".into())),

@@ -44,6 +44,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
         cpus: None,
         confine: false,
         arguments: options.broker_args.clone(),
+        environment: Vec::new(),
     };
     let mut run = Run::new("idle");
     run.set("dir", options.dir.display());

@@ -14,8 +14,9 @@ use narad_shards::meta::{Destination, Incarnation};
 use narad_shards::peer::{CommitBatch, CommitError, LocalBoxFuture, Record};
 use narad_shards::rt::{self, Queue};
 
+use crate::load::cpu;
+use crate::load::process::Home;
 use crate::parts::disks::{EchoDisk, InstantDisk};
-use crate::parts::scratch::Scratch;
 use crate::parts::{cores, counts, nanos, seconds};
 use crate::run::{histogram, Better, Failure, Load, Run, Table};
 use crate::Common;
@@ -28,8 +29,8 @@ pub struct Options {
     #[argh(option, default = "PathBuf::from(\".\")")]
     dir: PathBuf,
     /// the CPU of the shard (default: the first that this process may use)
-    #[argh(option)]
-    cpus: Option<String>,
+    #[argh(option, from_str_fn(cpu::parse))]
+    cpus: Option<Vec<usize>>,
     /// partitions, each with one commit under way (default 1,8,64)
     #[argh(option, default = "\"1,8,64\".into()")]
     partitions: String,
@@ -48,6 +49,8 @@ const PARTITIONS_MAX: usize = 1024;
 const BATCH_MAX: usize = 10_000;
 /// A batch is at most 8 MiB.
 const BATCH_BYTES_MAX: usize = 8 << 20;
+/// Commits of a measurement at least: it goes on until there are so many.
+const COUNT_MIN: u64 = 16;
 const LIVE: Incarnation = Incarnation(1);
 
 /// The three disks that each combination is measured on.
@@ -73,7 +76,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
             "--payload {payload} with --batch {most}: a commit holds 1 byte to {BATCH_BYTES_MAX} bytes of payloads"
         )));
     }
-    let scratch = Scratch::make(&options.dir, "log")?;
+    let home = Home::below(&options.dir)?;
     let mut run = Run::new("log");
     run.load = Some(Load::Closed);
     for (name, value) in [
@@ -87,7 +90,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     ] {
         run.set(name, value);
     }
-    let root = scratch.path().to_owned();
+    let root = home.path().to_owned();
     let thread = cores::start("log", cpu, Duration::ZERO, move |handle| async move {
         let device = handle.disk(&root, true)?;
         for partitions in &partitions {
@@ -245,8 +248,9 @@ async fn commits(
     count.set(0);
     let start = nanos();
     rt::sleep(each).await;
-    while count.get() == 0 {
-        rt::sleep(Duration::from_millis(1)).await; // a rate of nothing says nothing
+    // However slow the drive is: a rate of a handful says nothing.
+    while count.get() < COUNT_MIN {
+        rt::sleep(Duration::from_millis(1)).await;
     }
     let (commits, took) = (count.get(), nanos() - start);
     let after = written(&logs);

@@ -23,6 +23,7 @@ use std::process::ExitCode;
 
 use argh::FromArgs;
 
+use parts::require;
 use run::{Failure, Run};
 
 #[global_allocator]
@@ -37,7 +38,7 @@ struct Arguments {
     /// result of an earlier run (JSON) to print ratios against
     #[argh(option)]
     compare: Option<PathBuf>,
-    /// measure this often and report medians and the spread (default 1)
+    /// measure this often, up to 1000 times, and report medians and the spread (default 1)
     #[argh(option, default = "1")]
     repeat: usize,
     #[argh(subcommand)]
@@ -95,6 +96,7 @@ impl Command {
 
 /// Options of the first level, which may stand after the subcommand too.
 const SHARED: [&str; 3] = ["--out", "--compare", "--repeat"];
+const REPEAT_MAX: usize = 1000;
 
 /// Moves the shared options to the front, where the parser expects them: `device --out x` is `--out x device`.
 fn hoist(words: Vec<String>) -> Vec<String> {
@@ -118,9 +120,36 @@ fn parse(words: &[String]) -> Result<Arguments, argh::EarlyExit> {
     Arguments::from_args(&["narad-bench"], &words)
 }
 
+/// What the parser says about a wrong command line, in words for whoever typed it.
+fn plain(said: &str, words: &[String]) -> String {
+    const WHOLE: &str = "write a whole number, such as 8";
+    /// What the standard library says of texts that are no value, and what to write instead.
+    const CAUSES: [(&str, &str); 7] = [
+        ("invalid digit found in string", WHOLE),
+        ("cannot parse integer from empty string", WHOLE),
+        ("number too large to fit in target type", "that is far too large; write a smaller whole number"),
+        ("number too small to fit in target type", "that is far too small; write a whole number of 0 or more"),
+        ("invalid float literal", "write a number, such as 2 or 0.5"),
+        ("cannot parse float from empty string", "write a number, such as 2 or 0.5"),
+        ("invalid socket address syntax", "write an address and a port, such as 127.0.0.1:7942"),
+    ];
+    for (cause, advice) in CAUSES {
+        let wrong = said.strip_suffix(cause).and_then(|said| said.trim_end().strip_suffix(':'));
+        if let Some(wrong) = wrong {
+            let wrong = wrong.trim_start_matches("Error parsing option ").replace("' with value '", " ");
+            return format!("{}: {advice}", wrong.replace('\'', ""));
+        }
+    }
+    if said.starts_with("Unrecognized argument") {
+        let command = words.iter().find(|word| !word.starts_with('-')).map_or("", String::as_str);
+        return format!("{said}\n`narad-bench {command} --help` lists the options of this command");
+    }
+    said.to_owned()
+}
+
 /// Measures what a command line says, as a part of something larger: nothing is printed or written.
 fn measure(words: &[String], common: &Common) -> Result<Run, Failure> {
-    let arguments = parse(words).map_err(|exit| Failure(exit.output.trim_end().to_string()))?;
+    let arguments = parse(words).map_err(|exit| Failure(plain(exit.output.trim_end(), words)))?;
     arguments.command.run(common)
 }
 
@@ -133,13 +162,14 @@ fn main() -> ExitCode {
             if asked {
                 print!("{}", exit.output);
             } else {
-                eprintln!("{}", exit.output.trim_end());
+                eprintln!("narad-bench: {}", plain(exit.output.trim_end(), &words));
             }
             return if asked { ExitCode::SUCCESS } else { ExitCode::from(2) };
         }
     };
-    let common = Common { out: arguments.out, compare: arguments.compare, repeat: arguments.repeat.max(1) };
-    let done = report::check(&common)
+    let common = Common { out: arguments.out, compare: arguments.compare, repeat: arguments.repeat };
+    let done = require("--repeat", common.repeat, 1..=REPEAT_MAX)
+        .and_then(|()| report::check(&common))
         .and_then(|()| (0..common.repeat).map(|_| arguments.command.run(&common)).collect::<Result<Vec<Run>, _>>())
         .and_then(|runs| report::finish(&common, runs));
     match done {
@@ -148,5 +178,24 @@ fn main() -> ExitCode {
             eprintln!("narad-bench: {reason}");
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_is_no_number_is_answered_by_its_flag_and_what_to_write() {
+        let said = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(String::from).collect();
+            plain(parse(&words).err().expect("refused").output.trim_end(), &words)
+        };
+        assert_eq!(said("produce --threads x"), "--threads x: write a whole number, such as 8");
+        assert_eq!(said("produce --payload -1"), "--payload -1: write a whole number, such as 8");
+        assert_eq!(said("produce --rate soon"), "--rate soon: write a number, such as 2 or 0.5");
+        assert!(said("produce --keys 99999999999").starts_with("--keys 99999999999: that is far too large"));
+        assert!(said("http --addr here").starts_with("--addr here: write an address and a port"));
+        assert!(said("produce --narad x").contains("`narad-bench produce --help` lists"));
     }
 }

@@ -7,10 +7,11 @@ use argh::FromArgs;
 
 use crate::device::paired;
 use crate::load::narad::{Budget, Client, Produce, Wire, PRODUCE_BATCH_MAX};
-use crate::load::options::{counts, load_options, LoadOptions, Site};
+use crate::load::options::{counts, load_options, LoadOptions, Site, ROUNDS_MAX};
 use crate::load::payload::Payloads;
 use crate::load::threads::{drive, Edge};
 use crate::load::{cost, Group, Nanos, Tally, Until};
+use crate::parts::require;
 use crate::report::stats::Spread;
 use crate::run::{Better, Failure, Run, Table};
 use crate::Common;
@@ -62,7 +63,10 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
 
 /// Produces at each number of connections; on a broker that was started for it in `rounds` rounds, next to the drive.
 pub fn measure(load: &LoadOptions, sweep: &[usize], rounds: usize) -> Result<Run, Failure> {
-    load.check(PRODUCE_BATCH_MAX)?;
+    require("--rounds", rounds, 1..=ROUNDS_MAX)?;
+    // The largest number of connections is the one that all threads have some of.
+    let most = sweep.iter().max().copied().unwrap_or(load.connections);
+    LoadOptions { connections: most, ..load.clone() }.check(PRODUCE_BATCH_MAX)?;
     let site = load.site()?;
     let topic = site.admin.ensure_topic(&load.topic, load.partitions)?;
     let mut run = Run::new("produce");
@@ -74,7 +78,7 @@ pub fn measure(load: &LoadOptions, sweep: &[usize], rounds: usize) -> Result<Run
     for &connections in sweep {
         let load = LoadOptions { connections, ..load.clone() };
         if load.start && load.messages.is_none() {
-            beside_the_drive(&mut run, &site, &load, rounds.max(1))?;
+            beside_the_drive(&mut run, &site, &load, rounds)?;
         } else {
             let measured = once(&site, &load)?;
             let rate = measured.rate_per_s();

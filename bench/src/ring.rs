@@ -15,6 +15,7 @@ use narad_shards::rt::{self, Queue};
 use narad_shards::spsc::{self, Endpoint, Handler, Links};
 use rtrb::{Consumer, Producer, RingBuffer};
 
+use crate::load::cpu;
 use crate::parts::{cores, nanos, seconds};
 use crate::run::{histogram, Better, Failure, Run, Table};
 use crate::Common;
@@ -24,8 +25,8 @@ use crate::Common;
 #[argh(subcommand, name = "ring")]
 pub struct Options {
     /// the two CPUs, such as 2,3 (default: the first two that this process may use)
-    #[argh(option)]
-    cpus: Option<String>,
+    #[argh(option, from_str_fn(cpu::parse))]
+    cpus: Option<Vec<usize>>,
     /// seconds of each of the measurements (default 2)
     #[argh(option, default = "2.0")]
     seconds: f64,
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn every_kind_of_exchange_gives_figures() {
         let Ok(cpus) = cores::choose(None, 2) else { return }; // nothing to measure between on one CPU
-        let options = Options { cpus: Some(format!("{},{}", cpus[0], cpus[1])), seconds: 0.02 };
+        let options = Options { cpus: Some(cpus), seconds: 0.02 };
         let common = Common { out: None, compare: None, repeat: 1 };
         let run = run(&common, &options).expect("measured");
         for name in ["ring.one_way.spin.p50", "ring.round_trip.parked.p99"] {
@@ -384,8 +385,8 @@ mod tests {
         for name in ["ring.line", "ring.rate.call", "ring.rate.send", "ring.rate.bare"] {
             assert!(run.value(name).is_some(), "{name}");
         }
-        // A round trip holds both ways; the clock's cost is in it once.
+        // Each round trip holds the way there, by one clock: so do the medians, equal where a thread long had no CPU.
         let median = |name| run.value(name).expect("a figure");
-        assert!(median("ring.round_trip.bare.p50") > median("ring.one_way.bare.p50"));
+        assert!(median("ring.round_trip.bare.p50") >= median("ring.one_way.bare.p50"));
     }
 }

@@ -14,8 +14,9 @@ use narad_shards::rt::ring::RingHandle;
 use narad_shards::rt::{self, Queue};
 use narad_shards::wal::{NewWalRecord, Wal, WalMetrics, WalOptions};
 
+use crate::load::cpu;
+use crate::load::process::Home;
 use crate::parts::disks::InstantDisk;
-use crate::parts::scratch::Scratch;
 use crate::parts::{cores, counts, nanos, seconds};
 use crate::run::{histogram, Better, Failure, Load, Run, Table};
 use crate::Common;
@@ -28,8 +29,8 @@ pub struct Options {
     #[argh(option, default = "PathBuf::from(\".\")")]
     dir: PathBuf,
     /// the CPU of the shard (default: the first that this process may use)
-    #[argh(option)]
-    cpus: Option<String>,
+    #[argh(option, from_str_fn(cpu::parse))]
+    cpus: Option<Vec<usize>>,
     /// callers that append one record at a time (default 1,8,64,256)
     #[argh(option, default = "\"1,8,64,256\".into()")]
     callers: String,
@@ -57,6 +58,8 @@ const LARGE_CALLERS: usize = 64;
 const ROUNDS: usize = 3;
 /// Block sizes tried for the drive's bandwidth.
 const BLOCKS: [usize; 5] = [64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20];
+/// Records of a measurement at least: it goes on until there are so many.
+const COUNT_MIN: u64 = 16;
 /// Bytes that the bandwidth measurement writes over and over.
 const BAND_BYTES: u64 = 64 << 20;
 
@@ -95,7 +98,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
             return Err(Failure(format!("{flag} {bytes}: a record's payload is 1 to {PAYLOAD_BYTES_MAX} bytes")));
         }
     }
-    let scratch = Scratch::make(&options.dir, "wal")?;
+    let home = Home::below(&options.dir)?;
     let mut run = Run::new("wal");
     run.load = Some(Load::Closed);
     for (name, value) in [
@@ -111,7 +114,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
         run.set(name, value);
     }
     let spin = Duration::from_micros(options.spin_us);
-    let (root, payload, large) = (scratch.path().to_owned(), options.payload, options.large_payload);
+    let (root, payload, large) = (home.path().to_owned(), options.payload, options.large_payload);
     let thread = cores::start("wal", cpu, spin, move |handle| async move {
         let device = handle.disk(&root, true)?;
         measure_all(run, &handle, device, &root, &callers, [payload, large], each).await
@@ -234,8 +237,9 @@ async fn appends(
         }
         left -= step;
     }
-    while driver.done.get() == 0 {
-        rt::sleep(Duration::from_millis(1)).await; // a rate of nothing says nothing
+    // However slow the drive is: a rate of a handful says nothing.
+    while driver.done.get() < COUNT_MIN {
+        rt::sleep(Duration::from_millis(1)).await;
     }
     let (records, took) = (driver.done.get(), nanos() - start);
     let busy_nanos = core.metrics().busy_nanos - busy;
@@ -397,17 +401,18 @@ mod tests {
 
     #[test]
     fn both_disks_give_figures_and_nothing_stays_behind() {
+        let dir = std::env::temp_dir().join(format!("narad-bench-test-wal-{}", std::process::id()));
+        std::fs::create_dir(&dir).expect("a place");
         let common = Common { out: None, compare: None, repeat: 1 };
-        let run = run(&common, &options()).expect("measured");
+        let run = run(&common, &Options { dir: dir.clone(), ..options() }).expect("measured");
         let value = |name: &str| run.value(name).unwrap_or_else(|| panic!("no figure {name}"));
         assert!(value("wal.instant.c4.rate") > 0.0 && value("wal.device.c1.rate") > 0.0);
-        // A lone record of 100 bytes fills a block by itself.
-        assert!(value("wal.device.c1.written_per_stored") > 40.0);
-        assert!(value("wal.instant.c4.records_per_group") >= 1.0);
+        // A lone record of 100 bytes fills a block of 4096 by itself; the first of sixteen was perhaps written just before.
+        assert!(value("wal.device.c1.written_per_stored") > 38.0);
+        // Of sixteen records; four groups more may be under way.
+        assert!(value("wal.instant.c4.records_per_group") >= 0.8);
         assert!(value("wal.large.drive_ratio") > 0.0);
-        let left = std::fs::read_dir(std::env::temp_dir()).expect("a directory").filter_map(Result::ok);
-        let ours = format!("narad-bench-{}-wal", std::process::id());
-        assert!(left.filter(|entry| entry.file_name().to_string_lossy() == ours).count() == 0);
+        std::fs::remove_dir(&dir).expect("it is empty");
     }
 
     #[test]

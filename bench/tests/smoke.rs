@@ -88,7 +88,7 @@ fn flow_verifies_a_broker_of_its_own_and_leaves_nothing_behind() {
 #[test]
 fn versus_kills_counts_and_measures_and_leaves_nothing_behind() {
     let dir = scratch("versus");
-    let words = "versus --peers none --connections 2 --batches 3 --rounds 1 --duration 200ms";
+    let words = "versus --peers none --connections 2 --batches 3 --rounds 1 --duration 1s";
     let mut command = bench(words);
     command.arg("--binary").arg(broker()).arg("--dir").arg(&dir);
     command.args(["--broker-args", "--shards 1 --no-pin --memory 128MiB"]);
@@ -102,6 +102,33 @@ fn versus_kills_counts_and_measures_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn peers_that_are_missing_or_do_not_start_are_named_and_the_others_are_measured() {
+    let (dir, scripts) = (scratch("versus-alone"), scratch("scripts"));
+    let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
+    for name in ["lib.sh", "narad"] {
+        std::fs::copy(real.join(name), scripts.join(name)).unwrap();
+    }
+    for name in ["redis", "rabbitmq", "postgres", "nats"] {
+        let script = scripts.join(name);
+        let may = if name == "nats" { "check" } else { "nothing" };
+        let text = format!("#!/bin/sh\n[ \"$1\" = {may} ] || {{ echo {name} is not there >&2; exit 1; }}\n");
+        std::fs::write(&script, text).unwrap();
+        let runnable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&script, runnable).unwrap();
+    }
+    let mut command = bench("versus --connections 2 --batches 3 --rounds 1 --duration 1s");
+    command.arg("--binary").arg(broker()).arg("--dir").arg(&dir).arg("--scripts").arg(&scripts);
+    command.args(["--broker-args", "--shards 1 --no-pin --memory 128MiB"]);
+    let output = command.output().unwrap();
+    let (text, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(text.contains("left out: redis is not there") && text.contains("no cell was judged"), "{text}{error}");
+    assert!(text.contains("versus.consume.c2.b3.narad.rate"), "{text}");
+    assert!(error.contains("nats: left out: nats is not there") && !error.contains("redis"), "{error}");
+    assert_nothing_left(&dir);
+    std::fs::remove_dir_all(&scripts).unwrap();
+}
+
+#[test]
 fn a_run_that_is_told_to_stop_takes_its_broker_along() {
     let dir = scratch("stopped");
     let mut child = on_own_broker("consume --duration 60", &dir).stderr(Stdio::null()).spawn().unwrap();
@@ -109,6 +136,62 @@ fn a_run_that_is_told_to_stop_takes_its_broker_along() {
     let killed = Command::new("sh").arg("-c").arg(format!("kill -TERM {}", child.id())).status().unwrap();
     assert!(killed.success());
     wait(&mut child, "the end", |child| child.try_wait().unwrap().is_some());
+    assert_nothing_left(&dir);
+}
+
+/// Whether a running program has made or opened anything in the directory.
+fn is_at_work(child: &Child, dir: &Path) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
+    let links = open.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+    links.into_iter().any(|link| link.starts_with(dir)) || std::fs::read_dir(dir).unwrap().next().is_some()
+}
+
+#[test]
+fn whatever_is_told_to_stop_removes_its_data_and_what_it_started() {
+    let with_broker = format!(" --binary {}", broker().display());
+    let commands = [
+        ("wal --callers 1 --seconds 60", "INT"),
+        ("log --partitions 1 --batch 1 --seconds 60", "TERM"),
+        ("device --quick --seconds 60", "INT"),
+        ("suite --only wal", "TERM"),
+        ("suite --only recover", "INT"),
+        ("recover --rounds 50 --wal 1MiB --partitions 1x1MiB", "TERM"),
+        ("versus --peers none --duration 60", "INT"),
+    ];
+    let running: Vec<(&str, &str, PathBuf, Child)> = commands
+        .into_iter()
+        .enumerate()
+        .map(|(number, (words, signal))| {
+            let dir = scratch(&format!("told-{number}"));
+            let starts = ["suite", "recover", "versus"].iter().any(|command| words.starts_with(command));
+            let words_given = format!("{words} --dir {}{}", dir.display(), if starts { &with_broker } else { "" });
+            let child = bench(&words_given).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+            (words, signal, dir, child)
+        })
+        .collect();
+    for (words, signal, dir, mut child) in running {
+        wait(&mut child, words, |child| match words.contains("recover") || words.contains("versus") {
+            true => !processes_on(&dir).is_empty(),
+            false => is_at_work(child, &dir),
+        });
+        let told = Command::new("sh").arg("-c").arg(format!("kill -{signal} {}", child.id())).status().unwrap();
+        assert!(told.success(), "{words} ended by itself");
+        wait(&mut child, "the end", |child| child.try_wait().unwrap().is_some());
+        assert_nothing_left(&dir);
+    }
+}
+
+#[test]
+fn what_is_not_the_broker_is_answered_by_the_flag_that_names_it() {
+    let dir = scratch("other-program");
+    for (words, sentence) in [
+        ("produce --start", "is it the broker's program? --binary names it"),
+        ("recover", "is it the broker's program? --binary names it"),
+        ("versus --peers none", "is it the right program?"),
+    ] {
+        let answer = refused(&format!("{words} --binary /bin/true --dir {}", dir.display()));
+        assert!(answer.contains(sentence), "{words}: {answer}");
+    }
     assert_nothing_left(&dir);
 }
 
@@ -124,10 +207,25 @@ fn what_cannot_be_is_answered_by_a_sentence_that_says_what_to_do() {
         ("flow --payload 10", "who sent it"),
         ("consume --batch 101", "give 1 to 100"),
         ("versus --peers kafka", "redis,rabbitmq,postgres,nats"),
-        ("versus --server-cpus 0 --load-cpu 0", "would take time from the brokers"),
+        ("versus --broker-cpus 0 --load-cpu 0", "would take time from the brokers"),
         ("versus --peers none --binary /nowhere/narad", "set NARAD_BINARY"),
         ("versus --batches 101", "give 1 to 100"),
         ("http --payload 0", "1 to 1048576 bytes"),
+        ("produce --threads 0", "--threads 0: give 1 to 8"),
+        ("produce --threads 9999", "--threads 9999: give 1 to 8"),
+        ("produce --threads x", "--threads x: write a whole number"),
+        ("produce --rounds 0", "--rounds 0: give 1 to 1000"),
+        ("fairness --rounds 0", "--rounds 0: give 1 to 1000"),
+        ("recover --rounds 0", "--rounds 0: give 1 to 1000"),
+        ("flow --consumers 0", "--consumers 0: give 1 to 4096"),
+        ("device --quick --repeat 0", "--repeat 0: give 1 to 1000"),
+        ("device --quick --compare /nope", "--compare /nope: cannot read it"),
+        ("produce --start --dir /nowhere/at/all", "there is no such directory; make it"),
+        ("wal --dir /nowhere/at/all", "there is no such directory; make it"),
+        ("recover --dir /nowhere/at/all", "there is no such directory; make it"),
+        ("idle --dir /nowhere/at/all --binary /bin/true", "there is no such directory; make it"),
+        ("http --cpus 4999", "may not run on CPU 4999"),
+        ("recover --narad /bin/true", "`narad-bench recover --help` lists"),
     ];
     for (words, sentence) in cases {
         let answer = refused(words);

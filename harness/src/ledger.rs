@@ -1,4 +1,4 @@
-//! What was promised and what came back: the delivery contract judged from outside (storage-and-consume.md §1, §6).
+//! What was promised and what came back: the delivery contract judged from outside.
 //!
 //! Payloads carry their own id and are otherwise derived from it, so a wrong byte is seen. A stored copy is named by
 //! (partition, offset): one produce may have several copies, each leased and acked for itself (D3, D15).

@@ -188,9 +188,20 @@ sysctl_rows() {
             *) good=$((now == wanted)) ;;
         esac
         if [ "$good" = 1 ]; then row "sysctl.$key" ok "$now" "$show"
+        elif [ "$key" = kernel.numa_balancing ] && ! several_memory_nodes; then
+            row "sysctl.$key" ok "$now" "" "" "one memory node: it has nothing to move"
         else row "sysctl.$key" warn "$now" "$show" "$wanted"; fi
     done
     dirty_rows
+}
+
+# Does more than one memory node have CPUs?
+several_memory_nodes() {
+    local file count=0
+    for file in "$ROOT"/sys/devices/system/node/node*/cpulist; do
+        if read_line "$file" && [ -n "$REPLY" ]; then count=$((count + 1)); fi
+    done
+    [ "$count" -gt 1 ]
 }
 
 io_uring_rows() {

@@ -15,7 +15,7 @@ pub struct NewRecord<'a> {
     pub partition: Option<u32>,
 }
 
-/// Why a produce was not answered `202`. All but `LogFailed` stored nothing (http-api.md §13).
+/// Why a produce was not answered `202`. All but `LogFailed` stored nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProduceError {
     TopicNotFound,
@@ -108,7 +108,7 @@ pub enum SettleStatus {
     OwnerDown,
 }
 
-/// Outcome of a replay read (http-api.md §17).
+/// Outcome of a replay read.
 #[derive(Clone, Debug)]
 pub enum ReadAt {
     Record(Delivery),
@@ -122,7 +122,7 @@ pub enum ReadAt {
     Unreadable,
 }
 
-/// One entry of `partition_stats` (http-api.md §9.2).
+/// One entry of `partition_stats`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct PartitionStats {
     pub index: u32,

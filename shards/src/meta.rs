@@ -80,7 +80,7 @@ impl Hasher for DestinationHasher {
     }
 }
 
-/// One topic, as create made it and alter left it (http-api.md §9.1).
+/// One topic, as create made it and alter left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicMeta {
     pub name: Arc<str>,

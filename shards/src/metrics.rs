@@ -63,8 +63,8 @@ pub struct RetentionMetrics {
     pub idle_logs_evicted: u64,
     /// Closed logs that were opened, swept and closed.
     pub cold_swept: u64,
-    /// Passes over closed logs that panicked.
-    pub cold_failed: u64,
+    /// Passes over closed logs that panicked; one that hangs counts in `passes_abandoned` alone.
+    pub cold_panics: u64,
     /// Passes that panicked or hung, and were left behind.
     pub passes_abandoned: u64,
 }

@@ -1,4 +1,4 @@
-//! How often the data path allocates, counted: with each batch and each commit, never with each record (design §9).
+//! How often the data path allocates, counted: with each batch and each commit, never with each record.
 //!
 //! A whole shard runs on the simulated disk, from produce over dispatch and commit to consume and ack. The disk itself
 //! allocates three times for each sector of 512 bytes that is written, so the records are tiny: about one sector for

@@ -12,7 +12,7 @@ use crate::world::{Called, World, NODE};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Numbers of shards that a node goes through (design §2: changing it must be free).
+/// Numbers of shards that a node goes through (changing it must be free).
 const SIZES: [u16; 5] = [1, 2, 4, 3, 1];
 
 /// Acts until the producers are done, at least once.

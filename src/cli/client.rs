@@ -9,10 +9,13 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 
 use super::Failure;
+use crate::config::format_duration;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Beyond what the request itself asks the server to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// What to do about a server that is not there, or is another one.
+const ADVICE: &str = "--server or the environment variable NARAD_ADDR names another address";
 const LINE_BYTES_MAX: usize = 64 << 10;
 const HEADERS_MAX: usize = 256;
 const BODY_BYTES_MAX: u64 = 64 << 20;
@@ -82,6 +85,8 @@ impl Request<'_> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
+    /// Who answered, for messages.
+    pub server: String,
     pub status: u16,
     /// Names in lower case.
     pub headers: Vec<(String, String)>,
@@ -94,21 +99,32 @@ impl Response {
     }
 
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Failure> {
-        serde_json::from_slice(&self.body)
-            .map_err(|error| Failure::Request(format!("the server's answer is not what was expected: {error}")))
+        serde_json::from_slice(&self.body).map_err(|error| self.unknown_shape(&error.to_string()))
+    }
+
+    /// An answer with a good status that no narad broker gives.
+    pub fn unknown_shape(&self, why: &str) -> Failure {
+        Failure::Request(format!(
+            "{} answers, but not as a narad broker does ({why}): is it one? {ADVICE}",
+            self.server
+        ))
     }
 
     /// The error text: of the envelope, else of the body.
     pub fn error_text(&self) -> String {
+        self.envelope().unwrap_or_else(|| {
+            let body = &self.body[..self.body.len().min(8 << 10)];
+            String::from_utf8_lossy(body).trim().to_owned()
+        })
+    }
+
+    fn envelope(&self) -> Option<String> {
         #[derive(serde::Deserialize)]
         struct Envelope {
             error: String,
         }
-        let body = &self.body[..self.body.len().min(8 << 10)];
-        match serde_json::from_slice::<Envelope>(body) {
-            Ok(envelope) if !envelope.error.is_empty() => envelope.error,
-            _ => String::from_utf8_lossy(body).trim().to_owned(),
-        }
+        let envelope: Envelope = serde_json::from_slice(&self.body).ok()?;
+        (!envelope.error.is_empty()).then_some(envelope.error)
     }
 
     /// The failure that this answer is.
@@ -116,14 +132,19 @@ impl Response {
         if (300..400).contains(&self.status) {
             let to = self.header("location").unwrap_or("somewhere else");
             return Failure::Request(format!(
-                "the server answered {}, a redirect to {to:?}, which is not followed",
-                self.status
+                "{} answered {}, a redirect to {to:?}, which is not followed: {ADVICE}",
+                self.server, self.status
             ));
         }
-        match self.error_text() {
-            text if text.is_empty() => Failure::Request(format!("the server answered {}", self.status)),
-            text => Failure::Request(format!("{text} ({})", self.status)),
+        if let Some(text) = self.envelope() {
+            return Failure::Request(format!("{text} ({})", self.status));
         }
+        // A broker's answers of few words (no such page, the owner did not answer) are one short line of plain text.
+        let text = self.error_text();
+        if self.status < 400 || text.is_empty() || text.len() > 200 || text.contains(['\n', '<', '{']) {
+            return self.unknown_shape(&format!("status {} without a reason", self.status));
+        }
+        Failure::Request(format!("{text} ({}, from {})", self.status, self.server))
     }
 
     /// `Retry-After` in whole seconds, bounded.
@@ -137,11 +158,18 @@ pub struct Client {
     endpoint: Endpoint,
     connection: Option<BufReader<TcpStream>>,
     interrupted: Option<&'static AtomicBool>,
+    /// For connecting and for the answer, beyond what the request asks the server to wait.
+    patience: Duration,
 }
 
 impl Client {
     pub fn new(endpoint: Endpoint) -> Client {
-        Client { endpoint, connection: None, interrupted: None }
+        Client { endpoint, connection: None, interrupted: None, patience: ANSWER_TIMEOUT }
+    }
+
+    /// For requests that a broker answers at once, or not at all.
+    pub fn with_patience(self, patience: Duration) -> Client {
+        Client { patience, ..self }
     }
 
     /// From now on an interrupted read ends with [`Failure::Interrupted`] once the flag is set.
@@ -169,7 +197,7 @@ impl Client {
     }
 
     pub fn call(&mut self, request: &Request<'_>) -> Result<Response, Failure> {
-        let deadline = Instant::now() + request.wait + ANSWER_TIMEOUT;
+        let deadline = Instant::now() + request.wait + self.patience;
         let mut connection = match self.connection.take().filter(still_open) {
             Some(connection) => connection,
             None => BufReader::with_capacity(64 << 10, self.connect()?),
@@ -180,37 +208,66 @@ impl Client {
                 if reusable {
                     self.connection = Some(connection);
                 }
-                Ok(response)
+                Ok(Response { server: self.endpoint.authority(), ..response })
             }
             Err(_) if self.is_interrupted() => Err(Failure::Interrupted),
             Err(error) => {
-                let what = match error.kind() {
-                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "no answer in time".to_owned(),
-                    _ => error.to_string(),
-                };
-                let doubt = if request.method == "GET" { "" } else { "; it may have been done all the same" };
-                Err(Failure::Unreachable(format!("{}: {what}{doubt}", self.endpoint.authority())))
+                let doubt = if request.method == "GET" { "" } else { "it may have been done all the same; " };
+                Err(Failure::Unreachable(format!("{}: {doubt}{}", self.what_broke(&error, request), advice(&error))))
             }
         }
     }
 
+    fn what_broke(&self, error: &io::Error, request: &Request<'_>) -> String {
+        let server = self.endpoint.authority();
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                let waited = format_duration(request.wait + self.patience);
+                format!("{server} accepts connections and does not answer (waited {waited})")
+            }
+            _ => format!("{server}: {error}"),
+        }
+    }
+
     fn connect(&self) -> Result<TcpStream, Failure> {
+        let server = self.endpoint.authority();
         let unreachable =
-            |why: String| Failure::Unreachable(format!("cannot reach {}: {why}", self.endpoint.authority()));
+            |why: &str, todo: &str| Failure::Unreachable(format!("cannot reach {server}: {why}: {todo} {ADVICE}"));
         let addresses = (self.endpoint.host.as_str(), self.endpoint.port)
             .to_socket_addrs()
-            .map_err(|error| unreachable(error.to_string()))?;
-        let mut last = "the name has no address".to_owned();
+            .map_err(|error| unreachable(&format!("the name cannot be resolved ({error})"), "check its spelling;"))?;
+        let mut last = None;
         for address in addresses {
-            match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
-                Ok(stream) => {
-                    stream.set_nodelay(true).map_err(|error| unreachable(error.to_string()))?;
-                    return Ok(stream);
-                }
-                Err(error) => last = error.to_string(),
+            let connected = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT.min(self.patience));
+            match connected.and_then(|stream| stream.set_nodelay(true).map(|()| stream)) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = Some(error),
             }
         }
-        Err(unreachable(last))
+        Err(match last {
+            None => unreachable("the name has no address", "check its spelling;"),
+            Some(error) => match error.kind() {
+                io::ErrorKind::ConnectionRefused => {
+                    unreachable("nothing listens there (connection refused)", "is the broker running?")
+                }
+                io::ErrorKind::TimedOut => unreachable(
+                    "no machine answers there (timed out)",
+                    "is the machine up, and does no firewall stand between?",
+                ),
+                _ => unreachable(&error.to_string(), "check the address and the network;"),
+            },
+        })
+    }
+}
+
+/// What to do when a server took the request and its answer did not come.
+fn advice(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            "the broker is stopped, stuck or far too busy: look at its process and its log".to_owned()
+        }
+        io::ErrorKind::InvalidData => format!("is a broker listening there? {ADVICE}"),
+        _ => format!("did the broker stop just now? Its log says; {ADVICE}"),
     }
 }
 
@@ -410,7 +467,7 @@ fn read_response<W: Wire>(reader: &mut Reader<'_, W>, method: &str) -> io::Resul
         if (100..200).contains(&status) {
             continue; // interim answers
         }
-        let mut response = Response { status, headers, body: Vec::new() };
+        let mut response = Response { server: String::new(), status, headers, body: Vec::new() };
         let close = response.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
         let mut reusable = version == "HTTP/1.1" && !close;
         let mut body = Vec::new();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use argh::FromArgs;
 use serde_json::{json, Value};
 
-use crate::config::{self, CpuSet, Sources};
+use crate::config::{self, CpuSet, Sources, Warning};
 use crate::node::{self, Allowance, CpuPlan, Refusal, Topology};
 
 use super::render::table;
@@ -88,7 +88,10 @@ impl Page<'_> {
 
     fn remarks(&self) -> Vec<String> {
         match self.plan {
-            Ok(plan) => [plan.warnings.clone(), node::remarks(self.topology, plan)].concat(),
+            Ok(plan) => {
+                let remarks = node::remarks(self.topology, plan);
+                plan.warnings.iter().chain(&remarks).map(Warning::to_string).collect()
+            }
             Err(_) => Vec::new(),
         }
     }

@@ -72,8 +72,18 @@ fn as_text(report: &Report) -> String {
     }
     let count = |status| format!("{} {}", report.count(status), Status::name(status));
     let counts = [Status::Ok, Status::Hint, Status::Warn, Status::Fail, Status::Skip].map(count);
-    text.push_str(&format!("\n{}. kernel-tuning/ makes such settings, and takes them back.\n", counts.join(", ")));
+    text.push_str(&format!("\n{}.", counts.join(", ")));
+    if report.checks.iter().any(|check| check.status > Status::Ok && is_made_by_kernel_tuning(check.id)) {
+        text.push_str(" kernel-tuning/apply makes such settings, and revert takes them back.");
+    }
+    text.push('\n');
     text
+}
+
+/// Limits and boot parameters are shown there as well, but only a person can set them.
+fn is_made_by_kernel_tuning(id: &str) -> bool {
+    const IDS: [&str; 6] = ["sysctl.", "thp.", "block.scheduler", "irq.", "cpu.governor", "cpu.idle"];
+    IDS.iter().any(|made| id.starts_with(made))
 }
 
 /// Broken between words into lines of at most `columns`, all but the first behind `indent` blanks.
@@ -148,9 +158,13 @@ mod tests {
 warn  sysctl.vm.swappiness  60: a shard that is paged out waits for the disk twice
                             -> sysctl -w vm.swappiness=1
 
-0 ok, 0 hint, 1 warn, 0 fail, 0 skip. kernel-tuning/ makes such settings, and takes them back.
+0 ok, 0 hint, 1 warn, 0 fail, 0 skip. kernel-tuning/apply makes such settings, and revert takes them back.
 ";
         assert_eq!(text, expected);
+        // Where it can do nothing it is not recommended.
+        let mut other = report(&[Status::Ok, Status::Skip, Status::Fail]);
+        other.checks[2].id = "limit.memlock";
+        assert!(as_text(&other).ends_with("\n1 ok, 0 hint, 0 warn, 1 fail, 1 skip.\n"), "{}", as_text(&other));
         assert_eq!(wrapped("aa bb cc d", 5, 2), "aa bb\n  cc d");
         assert_eq!(wrapped("longer-than-that x", 5, 0), "longer-than-that\nx");
         let json = as_json(&report(&[Status::Fail]));

@@ -1,4 +1,4 @@
-//! The command line: server and client in one binary (operations.md §5). Results go to standard output, everything
+//! The command line: server and client in one binary. Results go to standard output, everything
 //! else to standard error. Exit codes: 0 done, 1 the request (or the start) failed, 2 wrong usage, 3 the server cannot
 //! be reached.
 
@@ -13,6 +13,7 @@ mod subscribe;
 mod top;
 mod topic;
 mod usage;
+mod whole;
 
 #[cfg(test)]
 mod tests;

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::client::{Client, Request};
 use super::render::percent;
+use super::whole::{Partition, Positive, Whole};
 use super::{topic, Failure};
 
 /// Send messages: the argument, a file, or each line of standard input.
@@ -26,22 +27,22 @@ pub struct Pub {
     key: Option<String>,
     /// partition of every message, whatever the key
     #[argh(option)]
-    partition: Option<u32>,
+    partition: Option<Partition>,
     /// send the contents of this file as one message
     #[argh(option, short = 'f')]
     file: Option<PathBuf>,
     /// send the message this many times
     #[argh(option)]
-    count: Option<u64>,
+    count: Option<Positive>,
     /// at most this many messages a second
     #[argh(option)]
-    rate: Option<u64>,
+    rate: Option<Positive>,
     /// send up to this many messages in one request (at most 1000)
     #[argh(option)]
-    batch: Option<usize>,
+    batch: Option<Batch>,
 }
 
-const BATCH_MESSAGES_MAX: usize = 1000;
+type Batch = Whole<1, 1000>;
 /// Keeps the encoded request well under the 16 MiB that the server takes.
 const BATCH_PAYLOAD_BYTES_MAX: usize = 8 << 20;
 
@@ -57,7 +58,7 @@ struct BatchMessage {
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    partition: Option<u32>,
+    partition: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -82,12 +83,6 @@ pub fn run(command: Pub, client: &mut Client, input: &mut dyn BufRead, err: &mut
         }
         _ => {}
     }
-    if command.rate == Some(0) || command.count == Some(0) {
-        return usage("--rate and --count must be above 0");
-    }
-    if command.batch.is_some_and(|batch| !(1..=BATCH_MESSAGES_MAX).contains(&batch)) {
-        return usage("--batch must be between 1 and 1000");
-    }
     let once = match (&command.message, &command.file) {
         (Some(message), _) => Some(message.clone().into_bytes()),
         (None, Some(path)) => {
@@ -98,7 +93,7 @@ pub fn run(command: Pub, client: &mut Client, input: &mut dyn BufRead, err: &mut
     };
     let mut publisher = Publisher { command: &command, client, started: Instant::now(), accepted: 0, bytes: 0 };
     let result = match once {
-        Some(message) => publisher.repeat(&message, command.count.unwrap_or(1)),
+        Some(message) => publisher.repeat(&message, command.count.map_or(1, |count| count.0)),
         None => publisher.lines(input),
     };
     publisher.report(result.is_err(), err)?;
@@ -107,7 +102,7 @@ pub fn run(command: Pub, client: &mut Client, input: &mut dyn BufRead, err: &mut
 
 impl Publisher<'_> {
     fn repeat(&mut self, message: &[u8], count: u64) -> Result<(), Failure> {
-        let Some(batch) = self.command.batch else {
+        let Some(Whole(batch)) = self.command.batch else {
             for _ in 0..count {
                 self.one(message)?;
             }
@@ -116,7 +111,7 @@ impl Publisher<'_> {
         let fits = (BATCH_PAYLOAD_BYTES_MAX / message.len().max(1)).max(1);
         let mut left = count;
         while left > 0 {
-            let take = left.min(batch.min(fits) as u64);
+            let take = left.min(batch).min(fits as u64);
             self.many(&vec![message.to_vec(); take as usize])?;
             left -= take;
         }
@@ -139,7 +134,8 @@ impl Publisher<'_> {
                 batch_bytes += line.len();
                 batch.push(line);
             }
-            let full = Some(batch.len()) == self.command.batch || batch_bytes >= BATCH_PAYLOAD_BYTES_MAX;
+            let full = self.command.batch.is_some_and(|full| batch.len() as u64 == full.0)
+                || batch_bytes >= BATCH_PAYLOAD_BYTES_MAX;
             if !batch.is_empty() && (end || full) {
                 self.many(&batch)?;
                 batch.clear();
@@ -157,7 +153,7 @@ impl Publisher<'_> {
         if let Some(key) = &self.command.key {
             query.push(format!("key={}", percent(key.as_bytes())));
         }
-        if let Some(partition) = self.command.partition {
+        if let Some(Whole(partition)) = self.command.partition {
             query.push(format!("partition={partition}"));
         }
         let separator = if query.is_empty() { "" } else { "?" };
@@ -179,7 +175,7 @@ impl Publisher<'_> {
             payload: STANDARD.encode(message),
             payload_encoding: "base64",
             key: self.command.key.clone(),
-            partition: self.command.partition,
+            partition: self.command.partition.map(|partition| partition.0),
         };
         let body = serde_json::to_vec(&BatchBody { messages: messages.iter().map(encode).collect() })
             .map_err(|error| Failure::Request(error.to_string()))?;
@@ -200,7 +196,7 @@ impl Publisher<'_> {
 
     /// Waits until the messages sent so far have used up their time.
     fn keep_pace(&self) {
-        if let Some(rate) = self.command.rate {
+        if let Some(Whole(rate)) = self.command.rate {
             let due = self.started + Duration::from_secs_f64(self.accepted as f64 / rate as f64);
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
         }

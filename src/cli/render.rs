@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::Failure;
 use crate::config::format_time;
 
-/// One message as the API shows it (http-api.md §15).
+/// One message as the API shows it.
 #[derive(Deserialize, Debug)]
 pub struct Message {
     pub partition: u32,

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use super::client::{Client, Request, Response};
 use super::render::{percent, Message};
+use super::whole::{Any, Partition, Positive, Whole};
 use super::{topic, Failure};
 
 /// Receive messages until interrupted.
@@ -28,13 +29,13 @@ pub struct Sub {
     raw: bool,
     /// stop after this many messages
     #[argh(option)]
-    count: Option<u64>,
+    count: Option<Positive>,
     /// this partition only
     #[argh(option)]
-    partition: Option<u32>,
+    partition: Option<Partition>,
     /// with --peek: first offset to read
     #[argh(option)]
-    from: Option<u64>,
+    from: Option<Any>,
 }
 
 const WAIT: Duration = Duration::from_secs(10);
@@ -80,12 +81,12 @@ struct Session<'a> {
 
 impl Session<'_> {
     fn finished(&self) -> bool {
-        self.command.count.is_some_and(|count| self.received >= count)
+        self.command.count.is_some_and(|count| self.received >= count.0)
     }
 
     fn consume(&mut self) -> Result<(), Failure> {
         let mut target = format!("{}/consume?wait={}s", topic::path(&self.command.topic), WAIT.as_secs());
-        if let Some(partition) = self.command.partition {
+        if let Some(Whole(partition)) = self.command.partition {
             target.push_str(&format!("&partition={partition}"));
         }
         while !self.finished() {
@@ -203,23 +204,23 @@ impl Session<'_> {
     }
 
     /// Where to begin in each partition.
-    fn peek_cursors(&mut self) -> Result<Vec<(u32, u64)>, Failure> {
+    fn peek_cursors(&mut self) -> Result<Vec<(u64, u64)>, Failure> {
         #[derive(Deserialize)]
         struct Details {
             partition_stats: Vec<Stats>,
         }
         #[derive(Deserialize)]
         struct Stats {
-            index: u32,
+            index: u64,
             high_watermark: u64,
             #[serde(default)]
             status: String,
         }
-        if let (Some(partition), Some(from)) = (self.command.partition, self.command.from) {
+        if let (Some(Whole(partition)), Some(Whole(from))) = (self.command.partition, self.command.from) {
             return Ok(vec![(partition, from)]);
         }
         let mut target = topic::path(&self.command.topic);
-        if let Some(partition) = self.command.partition {
+        if let Some(Whole(partition)) = self.command.partition {
             target.push_str(&format!("?partition={partition}"));
         }
         let response = self.client.call(&Request::new("GET", target))?;
@@ -236,7 +237,7 @@ impl Session<'_> {
         Ok(details
             .partition_stats
             .iter()
-            .map(|stats| (stats.index, self.command.from.unwrap_or(stats.high_watermark)))
+            .map(|stats| (stats.index, self.command.from.map_or(stats.high_watermark, |from| from.0)))
             .collect())
     }
 }

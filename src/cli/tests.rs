@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use argh::FromArgs;
 
@@ -76,19 +77,22 @@ struct Outcome {
 
 /// Runs one command line against scripted answers.
 fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
-    let (mut client, thread) = server(answers);
+    let (client, thread) = server(answers);
     let args = normalise(args.iter().map(|arg| (*arg).to_owned()).collect());
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let parsed = Narad::from_args(&["narad"], &args).unwrap();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut input = input.as_bytes();
-    let result = match parsed.command {
-        Command::Topic(command) => topic::run(command, &mut client, &mut input, &mut out, &mut err),
-        Command::Pub(command) => publish::run(command, &mut client, &mut input, &mut err),
-        Command::Sub(command) => subscribe::run(command, &mut client, &mut out, &mut err),
-        other => panic!("not a client command: {other:?}"),
+    let result = {
+        let mut client = client;
+        match parsed.command {
+            Command::Topic(command) => topic::run(command, &mut client, &mut input, &mut out, &mut err),
+            Command::Pub(command) => publish::run(command, &mut client, &mut input, &mut err),
+            Command::Sub(command) => subscribe::run(command, &mut client, &mut out, &mut err),
+            Command::Top(command) => top::run(command, client, &mut out),
+            other => panic!("not a client command: {other:?}"),
+        }
     };
-    drop(client);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     // Wrong usage sends nothing: that server waits for ever.
     let seen = if matches!(result, Err(Failure::Usage(_))) { Vec::new() } else { thread.join().unwrap() };
@@ -227,7 +231,7 @@ fn topic_ls_walks_all_pages_on_one_connection() {
     let topics: Vec<serde_json::Value> = serde_json::from_str(&json.out).unwrap();
     assert_eq!(topics.len(), 2);
     let endless = narad(&["topic", "ls"], "", vec![page("a", "a", 0), page("a", "a", 0)]);
-    assert!(failure(endless).contains("pages do not end"));
+    assert!(failure(endless).contains("pages of topics do not end"));
 }
 
 #[test]
@@ -293,8 +297,6 @@ fn wrong_usage_is_found_before_anything_is_sent() {
     let cases: &[&[&str]] = &[
         &["pub", "t", "m", "-f", "/etc/hostname"],
         &["pub", "t", "--count", "2"],
-        &["pub", "t", "m", "--count", "0"],
-        &["pub", "t", "m", "--batch", "1001"],
         &["pub", "t", "-f", "/nonexistent/file"],
         &["sub", "t", "--from", "3"],
         &["sub", "t", "--peek", "--no-ack"],
@@ -387,7 +389,69 @@ fn lesson_n87_a_redirect_is_never_followed() {
     let redirect = "HTTP/1.1 302 Found\r\nLocation: http://evil.example/\r\nContent-Length: 0\r\n\r\n".to_owned();
     let outcome = narad(&["topic", "info", "a"], "", vec![redirect]);
     assert_eq!(outcome.seen.len(), 1);
-    assert!(failure(outcome).contains("a redirect to \"http://evil.example/\", which is not followed"));
+    assert!(failure(outcome).contains("answered 302, a redirect to \"http://evil.example/\", which is not followed"));
+}
+
+#[test]
+fn a_number_that_is_none_is_told_its_range() {
+    let said = |args: &[&str]| match Narad::from_args(&["narad"], args) {
+        Err(exit) => usage::explain(exit.output.trim_end(), args),
+        Ok(parsed) => panic!("{args:?} was taken: {parsed:?}"),
+    };
+    assert_eq!(
+        said(&["topic", "edit", "t", "--max-in-flight", "-1"]),
+        "--max-in-flight \"-1\" is not a whole number from 0 to 4294967295: `narad topic edit --help` lists what there is"
+    );
+    for (args, range) in [
+        (&["topic", "add", "t", "--partitions", "100000"][..], "from 0 to 99999:"),
+        (&["topic", "add", "t", "--max-in-flight", "x"], "from 0 to 4294967295:"),
+        (&["topic", "add", "t", "--max-acked-ahead", "1.5"], "from 0 to 4294967295:"),
+        (&["topic", "edit", "t", "--partitions", "many"], "from 0 to 99999:"),
+        (&["topic", "edit", "t", "--max-acked-ahead", ""], "from 0 to 4294967295:"),
+        (&["pub", "t", "m", "--count", "0"], "from 1 to 18446744073709551615:"),
+        (&["pub", "t", "m", "--rate", "0"], "from 1 to 18446744073709551615:"),
+        (&["pub", "t", "m", "--batch", "1001"], "from 1 to 1000:"),
+        (&["pub", "t", "m", "--partition", "-1"], "from 0 to 99998:"),
+        (&["sub", "t", "--partition", "99999"], "from 0 to 99998:"),
+        (&["sub", "t", "--count", "ten"], "from 1 to 18446744073709551615:"),
+        (&["sub", "t", "--peek", "--from", "99999999999999999999"], "from 0 to 18446744073709551615:"),
+    ] {
+        let text = said(args);
+        let (flag, given) = (args[args.len() - 2], args[args.len() - 1]);
+        assert!(
+            text.starts_with(&format!("{flag} {given:?} is not a whole number ")) && text.contains(range),
+            "{text}"
+        );
+    }
+}
+
+/// Whatever listens there and speaks JSON is not taken for a broker.
+#[test]
+fn another_server_is_told_from_a_broker_by_every_command() {
+    let page = r#"{"next_page_token":"","topics":[{}]}"#;
+    for (args, status, body) in [
+        (&["top", "--once"][..], "200 OK", "{}"),
+        (&["top", "--once"], "200 OK", "[1]"),
+        (&["top", "--once"], "404 Not Found", "<html>no such page</html>"),
+        (&["topic", "ls"], "200 OK", "{}"),
+        (&["topic", "ls"], "200 OK", page),
+        (&["topic", "info", "t"], "200 OK", "{}"),
+        (&["topic", "info", "t"], "200 OK", "\"hello\""),
+        (&["topic", "info", "t"], "404 Not Found", "<html>\n<body>no such page</body></html>"),
+        (&["topic", "add", "t"], "201 Created", "{}"),
+        (&["topic", "add", "t"], "200 OK", "{}"),
+        (&["topic", "edit", "t", "--partitions", "9"], "200 OK", "[]"),
+        (&["topic", "rm", "t", "-f"], "200 OK", "{}"),
+        (&["pub", "t", "m"], "200 OK", "{}"),
+        (&["pub", "t", "m", "--batch", "2"], "202 Accepted", "{}"),
+        (&["sub", "t", "--count", "1"], "200 OK", "{}"),
+        (&["sub", "t", "--peek"], "200 OK", "{}"),
+    ] {
+        let text = failure(narad(args, "", vec![answer(status, body)]));
+        let asks = "is it one? --server or the environment variable NARAD_ADDR names another address";
+        let named = text.starts_with("127.0.0.1:") && text.contains(" answers, but not as a narad broker does (");
+        assert!(named && text.ends_with(asks), "{args:?} {body}: {text}");
+    }
 }
 
 #[test]
@@ -415,11 +479,24 @@ fn no_answer_is_told_from_a_refusal() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut client = Client::new(Endpoint::parse(&free.to_string()).unwrap());
     match client.call(&Request::new("GET", "/")) {
-        Err(Failure::Unreachable(text)) => assert!(text.contains(&free.to_string()), "{text}"),
+        Err(Failure::Unreachable(text)) => assert_eq!(
+            text,
+            format!("cannot reach {free}: nothing listens there (connection refused): is the broker running? --server or the environment variable NARAD_ADDR names another address")
+        ),
+        other => panic!("{other:?}"),
+    }
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let mut client = Client::new(Endpoint::parse(&address).unwrap()).with_patience(Duration::from_millis(20));
+    match client.call(&Request::new("GET", "/")) {
+        Err(Failure::Unreachable(text)) => assert_eq!(
+            text,
+            format!("{address} accepts connections and does not answer (waited 20ms): the broker is stopped, stuck or far too busy: look at its process and its log")
+        ),
         other => panic!("{other:?}"),
     }
     for (text, expected) in [
-        ("!", "closed the connection"),
+        ("!", "closed the connection: it may have been done all the same; did the broker stop just now?"),
         ("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab!", "broke off"),
         ("SSH-2.0-OpenSSH\r\n!", "does not look like a Narad server"),
         ("HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n!", "too large"),

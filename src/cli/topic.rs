@@ -12,6 +12,7 @@ use crate::config::{format_duration, parse_duration};
 
 use super::client::{Client, Request, Response};
 use super::render::{indented, percent, table};
+use super::whole::{Count32, Partitions, Whole};
 use super::Failure;
 
 /// Create, list, describe, alter and delete topics.
@@ -39,8 +40,8 @@ struct Add {
     #[argh(positional)]
     name: String,
     /// number of partitions
-    #[argh(option, default = "0")]
-    partitions: u64,
+    #[argh(option, default = "Whole(0)")]
+    partitions: Partitions,
     /// how long records are kept: 12h, 7d, or forever
     #[argh(option)]
     retention: Option<String>,
@@ -48,11 +49,11 @@ struct Add {
     #[argh(option)]
     visibility: Option<String>,
     /// messages that consumers may hold of one partition
-    #[argh(option, default = "0")]
-    max_in_flight: u64,
+    #[argh(option, default = "Whole(0)")]
+    max_in_flight: Count32,
     /// acked messages above the oldest unacked one of a partition
-    #[argh(option, default = "0")]
-    max_acked_ahead: u64,
+    #[argh(option, default = "Whole(0)")]
+    max_acked_ahead: Count32,
 }
 
 /// List topics.
@@ -83,13 +84,13 @@ struct Edit {
     retention: Option<String>,
     /// number of partitions; it can only grow
     #[argh(option)]
-    partitions: Option<u64>,
+    partitions: Option<Partitions>,
     /// messages that consumers may hold of one partition; 0 is the server's default
     #[argh(option)]
-    max_in_flight: Option<u64>,
+    max_in_flight: Option<Count32>,
     /// acked messages above the oldest unacked one of a partition; 0 is the server's default
     #[argh(option)]
-    max_acked_ahead: Option<u64>,
+    max_acked_ahead: Option<Count32>,
     /// refused: the visibility timeout is fixed when a topic is created
     #[argh(option)]
     visibility: Option<String>,
@@ -121,7 +122,7 @@ pub fn run(
             if response.status != 200 {
                 return Err(response.failure());
             }
-            print_json(&response, out)
+            print_topic(&response, out)
         }
         TopicCommand::Edit(edit) => alter(&edit, client, out),
         TopicCommand::Rm(rm) => remove(&rm, client, input, err),
@@ -132,7 +133,20 @@ pub(super) fn path(name: &str) -> String {
     format!("/v1/topics/{}", percent(name.as_bytes()))
 }
 
-fn print_json(response: &Response, out: &mut dyn Write) -> Result<(), Failure> {
+/// What every description of a topic has.
+#[derive(Deserialize)]
+struct Described {
+    name: String,
+    partitions: u64,
+    #[serde(default)]
+    retention_ms: Option<u64>,
+    #[serde(default)]
+    role: String,
+}
+
+/// Prints a topic as the server sent it, once it is known to be one.
+fn print_topic(response: &Response, out: &mut dyn Write) -> Result<(), Failure> {
+    let _: Described = response.json()?;
     let value: Box<RawValue> = response.json()?;
     Ok(writeln!(out, "{}", indented(value.get()))?)
 }
@@ -163,11 +177,11 @@ fn create(add: &Add, client: &mut Client, out: &mut dyn Write) -> Result<(), Fai
     set(
         &mut body,
         [
-            ("partitions", given(add.partitions)),
+            ("partitions", given(add.partitions.0)),
             ("retention_ms", milliseconds("--retention", add.retention.as_deref(), true)?),
             ("visibility_timeout_ms", milliseconds("--visibility", add.visibility.as_deref(), false)?),
-            ("max_in_flight_per_partition", given(add.max_in_flight)),
-            ("max_acked_ahead_per_partition", given(add.max_acked_ahead)),
+            ("max_in_flight_per_partition", given(add.max_in_flight.0)),
+            ("max_acked_ahead_per_partition", given(add.max_acked_ahead.0)),
         ],
     );
     send(client, "POST", "/v1/topics".to_owned(), &body, 201, out)
@@ -186,9 +200,9 @@ fn alter(edit: &Edit, client: &mut Client, out: &mut dyn Write) -> Result<(), Fa
         &mut body,
         [
             ("retention_ms", retention_ms),
-            ("max_in_flight_per_partition", edit.max_in_flight),
-            ("max_acked_ahead_per_partition", edit.max_acked_ahead),
-            ("partitions", edit.partitions),
+            ("max_in_flight_per_partition", edit.max_in_flight.map(|count| count.0)),
+            ("max_acked_ahead_per_partition", edit.max_acked_ahead.map(|count| count.0)),
+            ("partitions", edit.partitions.map(|count| count.0)),
         ],
     );
     if body == json!({}) {
@@ -223,7 +237,7 @@ fn send(
     if response.status != expected {
         return Err(response.failure());
     }
-    print_json(&response, out)
+    print_topic(&response, out)
 }
 
 #[derive(Deserialize)]
@@ -233,7 +247,7 @@ struct Page {
 }
 
 fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
-    let mut topics = Vec::new();
+    let mut topics: Vec<(Described, Box<RawValue>)> = Vec::new();
     let mut token = String::new();
     loop {
         let target = match token.is_empty() {
@@ -245,36 +259,34 @@ fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure
             return Err(response.failure());
         }
         let page: Page = response.json()?;
-        topics.extend(page.topics);
+        for topic in page.topics {
+            let described = serde_json::from_str(topic.get());
+            topics.push((described.map_err(|error| response.unknown_shape(&error.to_string()))?, topic));
+        }
         if page.next_page_token.is_empty() {
             break;
         }
         if page.next_page_token <= token {
-            return Err(Failure::Request("the server's pages do not end".to_owned()));
+            return Err(response.unknown_shape("its pages of topics do not end"));
         }
         token = page.next_page_token;
     }
     if ls.json {
-        let texts: Vec<&str> = topics.iter().map(|topic| topic.get()).collect();
+        let texts: Vec<&str> = topics.iter().map(|(_, topic)| topic.get()).collect();
         return Ok(writeln!(out, "{}", indented(&format!("[{}]", texts.join(","))))?);
     }
     let mut rows = vec![["NAME", "PARTITIONS", "RETENTION", "ROLE"].map(str::to_owned).to_vec()];
-    for topic in &topics {
-        let topic: Value = serde_json::from_str(topic.get())
-            .map_err(|error| Failure::Request(format!("the server's answer is not understood: {error}")))?;
-        rows.push(row(&topic));
-    }
+    rows.extend(topics.into_iter().map(|(topic, _)| row(topic)));
     Ok(write!(out, "{}", table(&rows))?)
 }
 
-fn row(topic: &Value) -> Vec<String> {
-    let text = |key: &str| topic[key].as_str().unwrap_or("").to_owned();
-    let retention = match topic["retention_ms"].as_u64() {
+fn row(topic: Described) -> Vec<String> {
+    let retention = match topic.retention_ms {
         Some(0) => "forever".to_owned(),
         Some(ms) => format_duration(Duration::from_millis(ms)),
         None => String::new(),
     };
-    vec![text("name"), topic["partitions"].to_string(), retention, text("role")]
+    vec![topic.name, topic.partitions.to_string(), retention, topic.role]
 }
 
 fn remove(rm: &Rm, client: &mut Client, input: &mut dyn BufRead, err: &mut dyn Write) -> Result<(), Failure> {

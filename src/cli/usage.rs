@@ -1,8 +1,10 @@
 //! What the parser says of a wrong command line, made into a sentence that also says what to do.
 
 /// Words that lead to a command's own `--help`.
-const COMMANDS: [&str; 14] =
-    ["serve", "server", "start", "doctor", "cpus", "top", "topic", "add", "ls", "info", "rm", "pub", "sub", "version"];
+const COMMANDS: [&str; 15] = [
+    "serve", "server", "start", "doctor", "cpus", "top", "topic", "add", "ls", "info", "edit", "rm", "pub", "sub",
+    "version",
+];
 
 /// `text` is the parser's; `args` what was typed, the program's name left out.
 pub fn explain(text: &str, args: &[&str]) -> String {
@@ -25,8 +27,13 @@ pub fn explain(text: &str, args: &[&str]) -> String {
         text.strip_prefix("Error parsing option ").and_then(|rest| rest.split_once(" with value "))
     {
         let (value, why) = rest.split_once(": ").unwrap_or((rest, "cannot be read"));
-        // Types of ours say all by themselves.
-        return if why.starts_with("--") { why.to_owned() } else { format!("{} {value}: {why}: {help}", quoted(name)) };
+        let (name, value) = (quoted(name), value.trim_matches('\''));
+        // Types of ours say what would have been good.
+        return match why {
+            whole if whole.starts_with("--") => whole.to_owned(),
+            is_not if is_not.starts_with("is not") => format!("{name} {value:?} {is_not}: {help}"),
+            other => format!("{name} {value:?}: {other}: {help}"),
+        };
     }
     let joined = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
     format!("{joined}: {help}")
@@ -55,9 +62,9 @@ mod tests {
                 "--cpus needs a value behind it: `narad server start --help` lists what there is",
             ),
             (
-                "Error parsing option '--count' with value 'x': invalid digit found in string",
+                "Error parsing option '--count' with value 'x': is not a whole number from 1 to 9",
                 &["pub", "t", "--count", "x"],
-                "--count 'x': invalid digit found in string: `narad pub --help` lists what there is",
+                "--count \"x\" is not a whole number from 1 to 9: `narad pub --help` lists what there is",
             ),
             (
                 "Error parsing option '--sort' with value 'x': --sort \"x\" is none of a",

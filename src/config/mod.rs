@@ -1,5 +1,5 @@
 //! Settings of one node. Four layers, later wins: defaults, the JSON file of `--config`, environment, flags of
-//! `narad serve` (operations.md §2). The merged result is validated as a whole; whatever is wrong is named by its key
+//! `narad serve`. The merged result is validated as a whole; whatever is wrong is named by its key
 //! in the file. Settings of mechanisms that are not built yet are unknown here, so that nobody believes them.
 
 mod address;
@@ -9,6 +9,7 @@ mod settings;
 mod units;
 mod validate;
 mod value;
+mod warning;
 
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,8 @@ use serde_json::Value;
 pub use address::ListenAddress;
 pub use cpus::CpuSet;
 pub use units::{duration_nanos, format_bytes, format_duration, format_time, parse_bytes, parse_duration};
+
+pub use warning::Warning;
 
 pub(crate) use validate::check_node_id;
 
@@ -43,8 +46,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// Laptop mode: loopback only, security off, buffered files where O_DIRECT is missing.
     pub dev: bool,
-    /// What an operator should know but what does not stop the node, one sentence each.
-    pub warnings: Vec<String>,
+    /// What an operator should know but what does not stop the node.
+    pub warnings: Vec<Warning>,
 }
 
 #[derive(Clone, Debug)]
@@ -100,7 +103,7 @@ pub struct Storage {
     pub consumer_offset_commit_interval_ms: u64,
 }
 
-/// What a create that leaves a field out gets (operations.md §3.4).
+/// What a create that leaves a field out gets.
 #[derive(Clone, Debug)]
 pub struct TopicDefaults {
     pub default_partitions: u32,
@@ -249,7 +252,7 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     for (key, value) in &sources.flags {
         let setting = SETTINGS.iter().find(|setting| setting.key == *key);
         let setting = setting.ok_or_else(|| ConfigError(format!("{key} is not a setting")))?;
-        apply(&mut config, setting, Raw::Text(value), "")?;
+        apply(&mut config, setting, Raw::Text(value), &format!(" (from {})", setting.flag()))?;
     }
     if let Some(port) = sources.port {
         config.http.addr.port = port;
@@ -302,9 +305,10 @@ fn apply_environment(config: &mut Config, environment: &[(String, String)]) -> R
         match SETTINGS.iter().find(|setting| setting.environment == Some(name)) {
             Some(setting) => apply(config, setting, Raw::Text(value), &format!(" (from {name})"))?,
             // Ignored, so that an older build tolerates newer variables; but not in silence.
-            None => {
-                config.warnings.push(format!("environment variable {name} is not known to this build and is ignored"))
-            }
+            None => config.warnings.push(Warning::new(
+                format!("environment variable {name} is not known to this build and is ignored"),
+                "unset it, or correct its name",
+            )),
         }
     }
     Ok(())

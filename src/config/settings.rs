@@ -1,5 +1,6 @@
-//! The table of settings: key in the file, variable, and where the value goes (operations.md §3).
+//! The table of settings: key in the file, variable, and where the value goes.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use super::value::Raw;
@@ -15,6 +16,15 @@ pub(super) struct Setting {
 impl Setting {
     pub fn section(&self) -> &'static str {
         self.key.split_once('.').map_or(self.key, |(section, _)| section)
+    }
+
+    /// The flag of `narad serve` that sets it, where there is one.
+    pub fn flag(&self) -> String {
+        let name = match self.key.split_once('.') {
+            Some((section, name)) if section != "log" => name,
+            _ => self.key,
+        };
+        format!("--{}", name.replace(['.', '_'], "-"))
     }
 
     pub fn is(&self, section: &str, name: &str) -> bool {
@@ -61,7 +71,25 @@ macro_rules! into {
     ($($field:ident).+, some $kind:ident) => {
         |config, value| value.$kind().map(|value| config.$($field).+ = Some(value))
     };
+    ($($field:ident).+, in $range:expr) => {
+        |config, value| value.whole($range).map(|value| config.$($field).+ = value)
+    };
+    ($($field:ident).+, some in $range:expr) => {
+        |config, value| value.whole($range).map(|value| config.$($field).+ = Some(value))
+    };
+    ($($field:ident).+, zero $zero:literal or $range:expr) => {
+        |config, value| value.whole_or_zero($zero, $range).map(|value| config.$($field).+ = value)
+    };
 }
+
+/// Bounds that a setting has by itself; those between settings are in `validate`.
+const ANY: RangeInclusive<u64> = 0..=u64::MAX;
+const FROM_ONE_U32: RangeInclusive<u64> = 1..=u32::MAX as u64;
+const A_MINUTE_MS: RangeInclusive<u64> = 60_000..=u64::MAX;
+const RETENTION_MS: RangeInclusive<u64> = 3_600_000..=u64::MAX;
+/// Partition directories are numbered with five digits.
+const PARTITIONS: RangeInclusive<u64> = 3..=99_999;
+const CPUS: RangeInclusive<u64> = 0..=65_535;
 
 pub(super) const SETTINGS: &[Setting] = &[
     setting("http.addr", "NARAD_HTTP_ADDR", into!(http.addr, address)),
@@ -70,22 +98,22 @@ pub(super) const SETTINGS: &[Setting] = &[
     setting("http.idle_timeout", "NARAD_HTTP_IDLE_TIMEOUT", into!(http.idle_timeout, duration)),
     setting("http.shutdown_grace", "NARAD_HTTP_SHUTDOWN_GRACE", into!(http.shutdown_grace, duration)),
     setting("http.max_consume_wait", "NARAD_HTTP_MAX_CONSUME_WAIT", into!(http.max_consume_wait, duration)),
-    setting("http.max_header_bytes", "NARAD_HTTP_MAX_HEADER_BYTES", into!(http.max_header_bytes, integer)),
-    setting("http.max_connections", "NARAD_HTTP_MAX_CONNECTIONS", into!(http.max_connections, integer)),
+    setting("http.max_header_bytes", "NARAD_HTTP_MAX_HEADER_BYTES", into!(http.max_header_bytes, in 4096..=u64::MAX)),
+    setting("http.max_connections", "NARAD_HTTP_MAX_CONNECTIONS", into!(http.max_connections, in ANY)),
     setting(
         "http.max_consume_in_flight_per_identity",
         "NARAD_HTTP_MAX_CONSUME_IN_FLIGHT_PER_IDENTITY",
-        into!(http.max_consume_in_flight_per_identity, integer),
+        into!(http.max_consume_in_flight_per_identity, in ANY),
     ),
     setting(
         "http.max_produce_in_flight_per_identity",
         "NARAD_HTTP_MAX_PRODUCE_IN_FLIGHT_PER_IDENTITY",
-        into!(http.max_produce_in_flight_per_identity, integer),
+        into!(http.max_produce_in_flight_per_identity, in ANY),
     ),
     setting(
         "http.max_batch_body_bytes_in_flight",
         "NARAD_HTTP_MAX_BATCH_BODY_BYTES_IN_FLIGHT",
-        into!(http.max_batch_body_bytes_in_flight, integer),
+        into!(http.max_batch_body_bytes_in_flight, in ANY),
     ),
     setting("http.metrics_addr", "NARAD_HTTP_METRICS_ADDR", |config, value| {
         let text = value.text()?;
@@ -115,38 +143,42 @@ pub(super) const SETTINGS: &[Setting] = &[
         ])?;
         Ok(())
     }),
-    setting("storage.idle_log_eviction_ms", "", into!(storage.idle_log_eviction_ms, integer)),
-    setting("storage.cold_retention_walk_ms", "", into!(storage.cold_retention_walk_ms, integer)),
+    setting("storage.idle_log_eviction_ms", "", into!(storage.idle_log_eviction_ms, zero "off" or A_MINUTE_MS)),
+    setting("storage.cold_retention_walk_ms", "", into!(storage.cold_retention_walk_ms, zero "off" or A_MINUTE_MS)),
     setting(
         "storage.consumer_offset_commit_interval_ms",
         "",
-        into!(storage.consumer_offset_commit_interval_ms, integer),
+        into!(storage.consumer_offset_commit_interval_ms, in 10..=60_000),
     ),
     setting("storage.ingress_wal_prealloc", "", |_, value| match value.boolean()? {
         true => Ok(()),
         false => Err(WAL_PREALLOC_REFUSED.to_owned()),
     }),
-    setting("topic.default_partitions", "NARAD_TOPIC_DEFAULT_PARTITIONS", into!(topic.default_partitions, integer_u32)),
-    setting("topic.max_partitions", "NARAD_TOPIC_MAX_PARTITIONS", into!(topic.max_partitions, integer_u32)),
+    setting(
+        "topic.default_partitions",
+        "NARAD_TOPIC_DEFAULT_PARTITIONS",
+        into!(topic.default_partitions, in PARTITIONS),
+    ),
+    setting("topic.max_partitions", "NARAD_TOPIC_MAX_PARTITIONS", into!(topic.max_partitions, in PARTITIONS)),
     setting(
         "topic.default_retention_age_ms",
         "NARAD_TOPIC_DEFAULT_RETENTION_AGE_MS",
-        into!(topic.default_retention_age_ms, integer),
+        into!(topic.default_retention_age_ms, zero "forever" or RETENTION_MS),
     ),
     setting(
         "topic.default_visibility_timeout_ms",
         "NARAD_TOPIC_DEFAULT_VISIBILITY_TIMEOUT_MS",
-        into!(topic.default_visibility_timeout_ms, integer),
+        into!(topic.default_visibility_timeout_ms, in 1..=u64::MAX),
     ),
     setting(
         "topic.default_max_in_flight_per_partition",
         "NARAD_TOPIC_DEFAULT_MAX_IN_FLIGHT_PER_PARTITION",
-        into!(topic.default_max_in_flight_per_partition, integer_u32),
+        into!(topic.default_max_in_flight_per_partition, in FROM_ONE_U32),
     ),
     setting(
         "topic.default_max_acked_ahead_per_partition",
         "NARAD_TOPIC_DEFAULT_MAX_ACKED_AHEAD_PER_PARTITION",
-        into!(topic.default_max_acked_ahead_per_partition, integer_u32),
+        into!(topic.default_max_acked_ahead_per_partition, in FROM_ONE_U32),
     ),
     setting("log.level", "NARAD_LOG_LEVEL", |config, value| {
         config.log.level = value.choice(&[
@@ -162,21 +194,11 @@ pub(super) const SETTINGS: &[Setting] = &[
         Ok(())
     }),
     setting("security.enabled", "NARAD_SECURITY_ENABLED", into!(security.enabled, boolean)),
-    setting("runtime.shards", "NARAD_RUNTIME_SHARDS", |config, value| {
-        let shards = value.integer()?;
-        let bounded = u16::try_from(shards).map_err(|_| format!("{shards} is far more than a machine has cores"))?;
-        config.runtime.shards = Some(bounded);
-        Ok(())
-    }),
+    setting("runtime.shards", "NARAD_RUNTIME_SHARDS", into!(runtime.shards, some in 1..=1024)),
     setting("runtime.cpus", "NARAD_RUNTIME_CPUS", into!(runtime.cpus, some cpus)),
     setting("runtime.no_pin", "NARAD_RUNTIME_NO_PIN", into!(runtime.no_pin, boolean)),
-    setting("runtime.control_cpu", "NARAD_RUNTIME_CONTROL_CPU", into!(runtime.control_cpu, some integer_u32)),
-    setting("runtime.spin_us", "NARAD_RUNTIME_SPIN_US", into!(runtime.spin_us, integer)),
-    setting("runtime.shard_ports", "NARAD_RUNTIME_SHARD_PORTS", |config, value| {
-        let port = value.integer()?;
-        let usable = u16::try_from(port).ok().filter(|port| *port > 0);
-        config.runtime.shard_ports = Some(usable.ok_or_else(|| format!("{port} is not a port: write 1 to 65535"))?);
-        Ok(())
-    }),
+    setting("runtime.control_cpu", "NARAD_RUNTIME_CONTROL_CPU", into!(runtime.control_cpu, some in CPUS)),
+    setting("runtime.spin_us", "NARAD_RUNTIME_SPIN_US", into!(runtime.spin_us, in 0..=1_000_000)),
+    setting("runtime.shard_ports", "NARAD_RUNTIME_SHARD_PORTS", into!(runtime.shard_ports, some in 1..=65_535)),
     setting("runtime.memory", "NARAD_RUNTIME_MEMORY", into!(runtime.memory_bytes, some bytes)),
 ];

@@ -106,7 +106,7 @@ fn t20_values_of_the_wrong_kind_are_named_by_key() {
     let cases = [
         (r#"{"http":{"read_timeout":10}}"#, "http.read_timeout: 10 has no unit"),
         (r#"{"http":{"read_timeout":"10"}}"#, "http.read_timeout: \"10\" has no unit"),
-        (r#"{"http":{"max_connections":"7"}}"#, "http.max_connections: \"7\" is not a whole number"),
+        (r#"{"http":{"max_connections":"7"}}"#, "http.max_connections: \"7\" is not a whole number from 0 to"),
         (r#"{"http":{"max_connections":-1}}"#, "http.max_connections: -1 is not a whole number"),
         (r#"{"http":{"max_connections":1.5}}"#, "http.max_connections: 1.5 is not a whole number"),
         (r#"{"security":{"enabled":"true"}}"#, "security.enabled: \"true\" is neither"),
@@ -117,7 +117,10 @@ fn t20_values_of_the_wrong_kind_are_named_by_key() {
         (r#"{"runtime":{"memory":2048}}"#, "runtime.memory: 2048 has no unit"),
         (r#"{"runtime":{"cpus":"5-2"}}"#, "runtime.cpus: \"5-2\" is not a list of CPUs"),
         (r#"{"runtime":{"cpus":""}}"#, "runtime.cpus: names no CPU"),
-        (r#"{"topic":{"max_partitions":5000000000}}"#, "topic.max_partitions: 5000000000 is above"),
+        (
+            r#"{"topic":{"max_partitions":5000000000}}"#,
+            "topic.max_partitions: 5000000000 is not a whole number from 3 to 99999",
+        ),
     ];
     for (text, expected) in cases {
         let error = from_file("kind", text).unwrap_err();
@@ -136,7 +139,7 @@ fn t20_each_bound_stops_the_start_and_names_its_keys() {
         (&[("http.write_timeout", "10s")], "http.write_timeout (10s) must be > http.max_consume_wait (10s)"),
         (&[("http.max_consume_wait", "0s")], "http.max_consume_wait must be above 0"),
         (&[("http.read_timeout", "0")], "http.read_timeout must be above 0"),
-        (&[("http.max_header_bytes", "4095")], "http.max_header_bytes (4095) must be at least 4096"),
+        (&[("http.max_header_bytes", "4095")], "http.max_header_bytes: \"4095\" is not a whole number from 4096 to"),
         (
             &[("http.addr", "127.0.0.1:80"), ("http.metrics_addr", "127.0.0.1:80")],
             "http.metrics_addr (127.0.0.1:80) must differ",
@@ -144,38 +147,41 @@ fn t20_each_bound_stops_the_start_and_names_its_keys() {
         (&[("storage.data_dir", "")], "storage.data_dir must not be empty"),
         (
             &[("storage.idle_log_eviction_ms", "59999")],
-            "storage.idle_log_eviction_ms (59999) must be 0 (off) or at least 60000",
+            "storage.idle_log_eviction_ms: \"59999\" is neither 0 (off) nor a whole number from 60000 to",
         ),
-        (&[("storage.cold_retention_walk_ms", "1")], "storage.cold_retention_walk_ms (1) must be 0"),
+        (&[("storage.cold_retention_walk_ms", "1")], "storage.cold_retention_walk_ms: \"1\" is neither 0"),
         (
             &[("storage.consumer_offset_commit_interval_ms", "9")],
-            "storage.consumer_offset_commit_interval_ms (9) must be between 10 and 60000",
+            "storage.consumer_offset_commit_interval_ms: \"9\" is not a whole number from 10 to 60000",
         ),
         (
             &[("storage.consumer_offset_commit_interval_ms", "60001")],
-            "storage.consumer_offset_commit_interval_ms (60001)",
+            "storage.consumer_offset_commit_interval_ms: \"60001\"",
         ),
+        (&[("topic.default_partitions", "2")], "topic.default_partitions: \"2\" is not a whole number from 3 to 99999"),
         (
-            &[("topic.default_partitions", "2")],
-            "topic.default_partitions (2) must be between 3 and topic.max_partitions (108)",
+            &[("topic.default_partitions", "109")],
+            "topic.default_partitions (109) must be between 3 and topic.max_partitions (108)",
         ),
-        (&[("topic.default_partitions", "109")], "topic.default_partitions (109)"),
-        (&[("topic.max_partitions", "2")], "topic.max_partitions (2) must be between 3 and"),
+        (&[("topic.max_partitions", "2")], "topic.max_partitions: \"2\" is not a whole number from 3 to"),
         (
             &[("topic.default_retention_age_ms", "3599999")],
-            "topic.default_retention_age_ms (3599999) must be 0 (forever)",
+            "topic.default_retention_age_ms: \"3599999\" is neither 0 (forever) nor a whole number from 3600000 to",
         ),
-        (&[("topic.default_visibility_timeout_ms", "0")], "topic.default_visibility_timeout_ms (0) must be at least 1"),
+        (
+            &[("topic.default_visibility_timeout_ms", "0")],
+            "topic.default_visibility_timeout_ms: \"0\" is not a whole number from 1 to",
+        ),
         (
             &[("topic.default_visibility_timeout_ms", "604800001")],
             "topic.default_visibility_timeout_ms (604800001) must be <=",
         ),
-        (&[("topic.default_max_in_flight_per_partition", "0")], "topic.default_max_in_flight_per_partition (0)"),
-        (&[("topic.default_max_acked_ahead_per_partition", "0")], "topic.default_max_acked_ahead_per_partition (0)"),
+        (&[("topic.default_max_in_flight_per_partition", "0")], "topic.default_max_in_flight_per_partition: \"0\""),
+        (&[("topic.default_max_acked_ahead_per_partition", "0")], "topic.default_max_acked_ahead_per_partition: \"0\""),
         (&[("cluster.node_id", "a b")], "cluster.node_id: \"a b\" holds a character"),
         (&[("cluster.node_id", "")], "cluster.node_id: must not be empty"),
-        (&[("runtime.shards", "0")], "runtime.shards (0) must be between 1 and"),
-        (&[("runtime.shards", "70000")], "runtime.shards: 70000"),
+        (&[("runtime.shards", "0")], "runtime.shards: \"0\" is not a whole number from 1 to 1024 (from --shards)"),
+        (&[("runtime.shards", "70000")], "runtime.shards: \"70000\" is not a whole number from 1 to 1024"),
         (
             &[("runtime.shards", "3"), ("runtime.cpus", "0-1")],
             "runtime.shards (3) and runtime.cpus (0-1, 2 CPUs) must agree",
@@ -185,9 +191,15 @@ fn t20_each_bound_stops_the_start_and_names_its_keys() {
             "runtime.cpus (1) pins shards and runtime.no_pin forbids it",
         ),
         (&[("runtime.control_cpu", "1"), ("runtime.no_pin", "true")], "runtime.control_cpu (1)"),
-        (&[("runtime.shard_ports", "0")], "runtime.shard_ports: 0 is not a port: write 1 to 65535"),
-        (&[("runtime.shard_ports", "65536")], "runtime.shard_ports: 65536 is not a port"),
-        (&[("runtime.spin_us", "1000001")], "runtime.spin_us (1000001) must be between 0 and 1000000"),
+        (
+            &[("runtime.shard_ports", "0")],
+            "runtime.shard_ports: \"0\" is not a whole number from 1 to 65535 (from --shard-ports)",
+        ),
+        (&[("runtime.shard_ports", "65536")], "runtime.shard_ports: \"65536\" is not a whole number from 1 to 65535"),
+        (
+            &[("runtime.spin_us", "1000001")],
+            "runtime.spin_us: \"1000001\" is not a whole number from 0 to 1000000 (from --spin-us)",
+        ),
     ];
     for (flags, expected) in cases {
         let error = from_flags(flags).expect_err(expected);
@@ -236,6 +248,28 @@ fn dev_mode_is_loopback_without_security_and_logs_text() {
     assert!(dev(vec![("http.addr", ":7942".into())]).unwrap_err().0.contains("dev mode serves loopback only"));
 }
 
+/// Every number of every layer: the key, what was given, where from, and what would have been good.
+#[test]
+fn t20_no_number_is_refused_without_its_range() {
+    let mut numbers = 0;
+    for setting in SETTINGS {
+        for bad in ["-1", "x", "1.5", "99999999999999999999"] {
+            let applied = (setting.apply)(&mut Config::defaults(false), Raw::Text(bad));
+            let Err(error) = applied else { continue };
+            let ours = ["is not", "is neither", "has no unit", "is none of", "false is refused"];
+            assert!(ours.iter().any(|part| error.contains(part)), "{}: {error}", setting.key);
+            numbers += u32::from(error.contains("a whole number from "));
+        }
+    }
+    assert!(numbers > 4 * 15, "{numbers}");
+    let error = from_environment(&[("NARAD_RUNTIME_SPIN_US", "-1")]).unwrap_err();
+    let expected =
+        "narad: config: runtime.spin_us: \"-1\" is not a whole number from 0 to 1000000 (from NARAD_RUNTIME_SPIN_US)";
+    assert_eq!(error, expected);
+    let error = from_file("range", r#"{"runtime":{"shards":0}}"#).unwrap_err();
+    assert!(error.ends_with("runtime.shards: 0 is not a whole number from 1 to 1024"), "{error}");
+}
+
 #[test]
 fn unknown_variables_are_ignored_with_a_warning() {
     let config = from_environment(&[
@@ -247,14 +281,14 @@ fn unknown_variables_are_ignored_with_a_warning() {
     .unwrap();
     assert_eq!(config.topic.default_partitions, 6);
     assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
-    assert!(config.warnings[0].contains("NARAD_CLUSTER_PEERS"));
+    assert!(config.warnings[0].cause.contains("NARAD_CLUSTER_PEERS"));
 }
 
 #[test]
 fn s3_spinning_without_pinning_is_ignored_with_a_warning() {
     let config = from_flags(&[("runtime.spin_us", "50"), ("runtime.no_pin", "true")]).unwrap();
     assert_eq!(config.runtime.spin_us, 0);
-    assert!(config.warnings[0].contains("runtime.spin_us is ignored"));
+    assert!(config.warnings[0].cause.contains("runtime.spin_us is ignored"));
 }
 
 #[test]

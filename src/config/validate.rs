@@ -1,15 +1,11 @@
-//! Bounds and contradictions of the merged settings (operations.md §3, §3.7). Every message names the keys.
+//! Contradictions between the merged settings; the bounds of each by itself are in `settings`. Every message names the
+//! keys.
 
 use std::time::Duration;
 
 use super::address::is_loopback;
-use super::{format_duration, Config};
+use super::{format_duration, Config, Warning};
 
-/// Partition directories are numbered with five digits.
-const PARTITIONS_MAX: u32 = 99_999;
-const RETENTION_MS_MIN: u64 = 3_600_000;
-const SHARDS_MAX: u16 = 1024;
-const SPIN_US_MAX: u64 = 1_000_000;
 const NODE_ID_CHARACTERS_MAX: usize = 200;
 
 pub(super) fn validate(config: &mut Config) -> Result<(), String> {
@@ -64,7 +60,6 @@ fn http(config: &Config) -> Result<(), String> {
             shown(http.max_consume_wait)
         ));
     }
-    at_least("http.max_header_bytes", http.max_header_bytes, 4096)?;
     match &http.metrics_addr {
         Some(metrics) if metrics.port != 0 && *metrics == http.addr => {
             Err(format!("http.metrics_addr ({metrics}) must differ from http.addr"))
@@ -78,20 +73,11 @@ fn storage(config: &Config) -> Result<(), String> {
     if storage.data_dir.as_os_str().is_empty() {
         return Err("storage.data_dir must not be empty".to_owned());
     }
-    for (key, ms) in [
-        ("storage.idle_log_eviction_ms", storage.idle_log_eviction_ms),
-        ("storage.cold_retention_walk_ms", storage.cold_retention_walk_ms),
-    ] {
-        if ms != 0 && ms < 60_000 {
-            return Err(format!("{key} ({ms}) must be 0 (off) or at least 60000"));
-        }
-    }
-    between("storage.consumer_offset_commit_interval_ms", storage.consumer_offset_commit_interval_ms, 10, 60_000)
+    Ok(())
 }
 
 fn topic(config: &Config) -> Result<(), String> {
     let topic = &config.topic;
-    between("topic.max_partitions", topic.max_partitions.into(), 3, PARTITIONS_MAX.into())?;
     if !(3..=topic.max_partitions).contains(&topic.default_partitions) {
         return Err(format!(
             "topic.default_partitions ({}) must be between 3 and topic.max_partitions ({})",
@@ -99,28 +85,17 @@ fn topic(config: &Config) -> Result<(), String> {
         ));
     }
     let retention_ms = topic.default_retention_age_ms;
-    if retention_ms != 0 && retention_ms < RETENTION_MS_MIN {
-        return Err(format!(
-            "topic.default_retention_age_ms ({retention_ms}) must be 0 (forever) or at least {RETENTION_MS_MIN}"
-        ));
-    }
-    at_least("topic.default_visibility_timeout_ms", topic.default_visibility_timeout_ms, 1)?;
     if retention_ms != 0 && topic.default_visibility_timeout_ms > retention_ms {
         return Err(format!(
             "topic.default_visibility_timeout_ms ({}) must be <= topic.default_retention_age_ms ({retention_ms})",
             topic.default_visibility_timeout_ms
         ));
     }
-    at_least("topic.default_max_in_flight_per_partition", topic.default_max_in_flight_per_partition.into(), 1)?;
-    at_least("topic.default_max_acked_ahead_per_partition", topic.default_max_acked_ahead_per_partition.into(), 1)
+    Ok(())
 }
 
 fn runtime(config: &mut Config) -> Result<(), String> {
     let runtime = &mut config.runtime;
-    if let Some(shards) = runtime.shards {
-        between("runtime.shards", shards.into(), 1, SHARDS_MAX.into())?;
-    }
-    between("runtime.spin_us", runtime.spin_us, 0, SPIN_US_MAX)?;
     if let (Some(cpus), true) = (&runtime.cpus, runtime.no_pin) {
         return Err(format!("runtime.cpus ({cpus}) pins shards and runtime.no_pin forbids it: drop one of them"));
     }
@@ -139,9 +114,10 @@ fn runtime(config: &mut Config) -> Result<(), String> {
     }
     if runtime.spin_us > 0 && runtime.no_pin {
         runtime.spin_us = 0;
-        config
-            .warnings
-            .push("runtime.spin_us is ignored: only pinned shards may spin, and runtime.no_pin is set".to_owned());
+        config.warnings.push(Warning::new(
+            "runtime.spin_us is ignored, since only pinned shards may spin and runtime.no_pin is set",
+            "drop one of them",
+        ));
     }
     Ok(())
 }
@@ -167,20 +143,6 @@ fn exposure(config: &Config) -> Result<(), String> {
              \"127.0.0.1:{}\" behind a proxy that authenticates, or set security.enabled to false in so many words",
             address.port
         ));
-    }
-    Ok(())
-}
-
-fn at_least(key: &str, value: u64, min: u64) -> Result<(), String> {
-    if value < min {
-        return Err(format!("{key} ({value}) must be at least {min}"));
-    }
-    Ok(())
-}
-
-fn between(key: &str, value: u64, min: u64, max: u64) -> Result<(), String> {
-    if !(min..=max).contains(&value) {
-        return Err(format!("{key} ({value}) must be between {min} and {max}"));
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! One raw value of one layer, and how it becomes a typed one.
 
+use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -13,6 +15,15 @@ pub enum Raw<'a> {
     Text(&'a str),
 }
 
+impl fmt::Display for Raw<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Raw::Json(value) => write!(f, "{value}"),
+            Raw::Text(text) => write!(f, "{text:?}"),
+        }
+    }
+}
+
 impl Raw<'_> {
     pub fn text(self) -> Result<String, String> {
         match self {
@@ -22,16 +33,21 @@ impl Raw<'_> {
         }
     }
 
-    pub fn integer(self) -> Result<u64, String> {
-        match self {
-            Raw::Json(value) => value.as_u64().ok_or_else(|| format!("{value} is not a whole number from 0 up")),
-            Raw::Text(text) => text.parse().map_err(|_| format!("{text:?} is not a whole number from 0 up")),
-        }
+    /// A whole number of that range; both bounds belong to it.
+    pub fn whole<T: TryFrom<u64>>(self, range: RangeInclusive<u64>) -> Result<T, String> {
+        let number = match self {
+            Raw::Json(value) => value.as_u64(),
+            Raw::Text(text) => text.parse().ok(),
+        };
+        let inside = number.filter(|number| range.contains(number)).and_then(|number| T::try_from(number).ok());
+        inside.ok_or_else(|| format!("{self} is not a whole number from {} to {}", range.start(), range.end()))
     }
 
-    pub fn integer_u32(self) -> Result<u32, String> {
-        let number = self.integer()?;
-        u32::try_from(number).map_err(|_| format!("{number} is above {}", u32::MAX))
+    /// The same where 0 stands for something else, which `zero` names.
+    pub fn whole_or_zero(self, zero: &str, range: RangeInclusive<u64>) -> Result<u64, String> {
+        self.whole(0..=u64::MAX).ok().filter(|number| *number == 0 || range.contains(number)).ok_or_else(|| {
+            format!("{self} is neither 0 ({zero}) nor a whole number from {} to {}", range.start(), range.end())
+        })
     }
 
     pub fn boolean(self) -> Result<bool, String> {

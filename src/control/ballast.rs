@@ -18,6 +18,10 @@ impl Ballast {
         Ballast { path: directory.join("ballast") }
     }
 
+    pub fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
     /// Takes the space, if it is not taken yet and there is as much. Without it the node runs all the same.
     pub fn take(&self) {
         if fs::metadata(&self.path).is_ok_and(|file| file.len() == BYTES as u64) {

@@ -2,7 +2,7 @@
 
 const NAME_CHARACTERS_MAX: usize = 200;
 
-/// 1 to 200 characters of `A-Z a-z 0-9 . _ -`, neither `.` nor `..` (http-api.md §8).
+/// 1 to 200 characters of `A-Z a-z 0-9 . _ -`, neither `.` nor `..`.
 pub fn check_topic_name(name: &str) -> Result<(), String> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     match name {

@@ -105,6 +105,11 @@ pub struct Store {
 }
 
 impl Store {
+    /// Every file that opening may make.
+    pub fn files(directory: &Path) -> [PathBuf; 3] {
+        [directory.join(FILE_NAME), directory.join(format!("{FILE_NAME}.new")), Ballast::beside(directory).path()]
+    }
+
     /// Is there a state file in this directory?
     pub fn exists(directory: &Path) -> std::io::Result<bool> {
         directory.join(FILE_NAME).try_exists()

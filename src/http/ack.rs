@@ -1,4 +1,4 @@
-//! `POST /v1/topics/{topic}/ack`: ack, extend, nack; one handle or many (http-api.md §18, §19).
+//! `POST /v1/topics/{topic}/ack`: ack, extend, nack; one handle or many.
 
 use hyper::StatusCode;
 use narad_shards::api::{Settle, SettleMode, SettleStatus};

@@ -1,4 +1,4 @@
-//! `PATCH /v1/topics/{t}` (http-api.md §10.4).
+//! `PATCH /v1/topics/{t}`.
 //!
 //! The whole body is checked before anything is changed. Then its groups are applied one after the other, in the order
 //! retention, caps, partitions: the first that fails answers, and what came before it stays.

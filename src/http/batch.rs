@@ -1,5 +1,4 @@
-//! The body of a batch produce: `{"messages":[...]}` into records, without building a value or a string per message
-//! (http-api.md §14).
+//! The body of a batch produce: `{"messages":[...]}` into records, without building a value or a string per message.
 
 use std::borrow::Cow;
 use std::ops::Range;

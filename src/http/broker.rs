@@ -26,7 +26,7 @@ pub enum Health {
     ShuttingDown,
 }
 
-/// What `/readyz` says, judged anew at every probe (operations.md §7).
+/// What `/readyz` says, judged anew at every probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
     /// Ready; the list names what is degraded, such as `raft_tls_certificate_expired`.

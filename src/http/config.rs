@@ -1,4 +1,4 @@
-//! Limits of the API, and settings of one listener and of topics (operations.md §3.1, §3.4), validated before they get here.
+//! Limits of the API, and settings of one listener and of topics, validated before they get here.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ pub(crate) const JSON_BYTES_MAX: usize = 1 << 20;
 /// Largest batch produce body, as sent and after decoding.
 pub(crate) const BATCH_BYTES_MAX: usize = 16 << 20;
 pub(crate) const BATCH_MESSAGES_MAX: usize = 1000;
-/// A longer key could not have been sent singly either (http-api.md GAP 3).
+/// A longer key could not have been sent singly either.
 pub(crate) const BATCH_KEY_BYTES_MAX: usize = 64 << 10;
 pub(crate) const ACK_BODY_BYTES_MAX: usize = 64 << 10;
 pub(crate) const ACK_HANDLES_MAX: usize = 100;

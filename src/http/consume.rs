@@ -1,4 +1,4 @@
-//! `GET /v1/topics/{topic}/consume`: single, batch and replay (http-api.md §15 to §17).
+//! `GET /v1/topics/{topic}/consume`: single, batch and replay.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! `Content-Encoding` of batch bodies: streaming decoders that work in small, bounded steps, so that neither a bomb
-//! nor a large honest body holds the core or more memory than the cap (http-api.md §14).
+//! nor a large honest body holds the core or more memory than the cap.
 
 use std::io::{self, Write};
 
@@ -21,7 +21,7 @@ pub(crate) enum Coding {
 
 impl Coding {
     /// From the value of `Content-Encoding`, if the request has one. Lists are refused, `identity` is accepted in
-    /// any case (GAP 7).
+    /// any case.
     pub fn parse(value: Option<&[u8]>) -> Option<Coding> {
         let value = value.unwrap_or_default().trim_ascii();
         if value.is_empty() || value.eq_ignore_ascii_case(b"identity") {

@@ -1,4 +1,4 @@
-//! `/healthz`, `/readyz`, `/metrics` (http-api.md §22, operations.md §7).
+//! `/healthz`, `/readyz`, `/metrics`.
 
 use bytes::Bytes;
 use hyper::header::{HeaderValue, CONTENT_TYPE};

@@ -1,4 +1,4 @@
-//! Strict JSON in, compact JSON out (http-api.md §4).
+//! Strict JSON in, compact JSON out.
 //!
 //! serde_json parses; what it says is put into the API's words here. Values that are only passed on are never built.
 

@@ -1,4 +1,4 @@
-//! Messages as a consumer reads them (http-api.md §15), and receipt handles (§18).
+//! Messages as a consumer reads them, and receipt handles.
 
 use base64::engine::general_purpose::STANDARD as BASE64;
 use base64::Engine;

@@ -231,7 +231,7 @@ impl<B: Broker> Drop for ConsumeTimer<'_, B> {
     }
 }
 
-/// Appends the HTTP families (operations.md §4.1), summed over the shards. `storage_errors` go with the errors counted
+/// Appends the HTTP families, summed over the shards. `storage_errors` go with the errors counted
 /// here: a family stands in one place.
 pub(crate) fn render(page: &mut Exposition, shards: &[Arc<HttpMetrics>], storage_errors: &[(&'static str, u64)]) {
     let label = |route: usize| Route::LABELS.get(route).copied().unwrap_or("unmatched");

@@ -1,7 +1,7 @@
 //! The client API: hyper's HTTP/1.1 server on a shard's own connections.
 //!
 //! A request, in order: `conn` drives hyper over `stream`, which keeps the connection's deadlines and answers what
-//! hyper refuses by itself (E29). `pipeline` judges the request in the order of http-api.md §1: header guard, route,
+//! hyper refuses by itself (E29). `pipeline` judges the request in a fixed order: header guard, route,
 //! method, in-flight caps, handler. One file per route family talks to the shard through [`Broker`]; `reply` has
 //! every text a client can see. Handlers run on the shard's thread and are dropped when their client leaves.
 //!

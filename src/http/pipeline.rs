@@ -1,4 +1,4 @@
-//! The order in which a request is judged (http-api.md §1). The first failure answers.
+//! The order in which a request is judged. The first failure answers.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `POST /v1/topics/{topic}/produce` and `/produce/batch` (http-api.md §13, §14).
+//! `POST /v1/topics/{topic}/produce` and `/produce/batch`.
 
 use hyper::header::CONTENT_ENCODING;
 use hyper::StatusCode;

@@ -1,4 +1,4 @@
-//! Query strings and Go durations (http-api.md §8, §25).
+//! Query strings and Go durations.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl<'q> Query<'q> {
         self.raw_values(name).next().is_some()
     }
 
-    /// The first value, percent-decoded; repetitions are ignored (GAP 11).
+    /// The first value, percent-decoded; repetitions are ignored.
     pub fn first(self, name: &'static str) -> Result<Option<Cow<'q, [u8]>>, ApiError> {
         self.raw_values(name).next().map(|raw| decode(raw, true).ok_or_else(|| malformed(name))).transpose()
     }

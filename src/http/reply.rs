@@ -1,4 +1,4 @@
-//! Answers, and every text a client can see that belongs to no single route (http-api.md §4, §23).
+//! Answers, and every text a client can see that belongs to no single route.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -183,7 +183,7 @@ pub(crate) fn body_refusal(failure: BodyFailure, too_large: &'static str) -> Api
     }
 }
 
-/// The same on the routes whose bodies are refused with `400` for their size (§5).
+/// The same on the routes whose bodies are refused with `400` for their size.
 pub(crate) fn body_refusal_400(failure: BodyFailure, too_large: &'static str) -> ApiError {
     match failure {
         BodyFailure::TooLarge => ApiError::bad_request(too_large),

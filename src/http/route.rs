@@ -2,7 +2,7 @@
 //!
 //! Routes that belong to mechanisms which this node does not have yet are in the table all the same. They answer
 //! `501` with a text that names the mechanism, after header guard and method check like any other: a client can tell
-//! them from a wrong address (`404`), and does not retry them (http-api.md §23.1).
+//! them from a wrong address (`404`), and does not retry them.
 
 use std::borrow::Cow;
 
@@ -41,7 +41,7 @@ pub(crate) enum Route {
 impl Route {
     pub const COUNT: usize = Route::Remotes as usize + 1;
 
-    /// Consumers have a share of the core of their own, so that no amount of produce starves them (design §5).
+    /// Consumers have a share of the core of their own, so that no amount of produce starves them.
     pub fn queue(self) -> Queue {
         match self {
             Route::Consume | Route::Ack => Queue::Consume,

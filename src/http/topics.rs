@@ -1,4 +1,4 @@
-//! Topic routes: create, list, details, delete (http-api.md §9, §10).
+//! Topic routes: create, list, details, delete.
 //!
 //! Schemas and fan-out come with their mechanisms; until then a create that asks for a schema or a parent
 //! is refused with `501` after its fields were checked, rather than made without them.
@@ -145,7 +145,7 @@ pub(super) fn topic_reply(status: StatusCode, meta: &Arc<TopicMeta>, role: Optio
     reply::json(status, out)
 }
 
-/// Appends the members of a Topic object (§9.1), without its braces.
+/// Appends the members of a Topic object, without its braces.
 fn write_topic(out: &mut Vec<u8>, meta: &Arc<TopicMeta>, role: Option<&str>) {
     write_name(out, "name");
     write_string(out, &meta.name);
@@ -170,7 +170,7 @@ fn write_topic(out: &mut Vec<u8>, meta: &Arc<TopicMeta>, role: Option<&str>) {
     }
 }
 
-/// Appends one entry of `partition_stats` (§9.2); a placeholder when its owner gave no answer.
+/// Appends one entry of `partition_stats`; a placeholder when its owner gave no answer.
 fn write_stats(out: &mut Vec<u8>, index: u32, known: Option<&PartitionStats>, node_id: &str) {
     let unknown = PartitionStats::default();
     let stats = known.unwrap_or(&unknown);

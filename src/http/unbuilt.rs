@@ -14,7 +14,7 @@ use super::route::Route;
 use super::topics::at_least_0;
 use super::Broker;
 
-/// A topic without a schema: version 0 and no history (http-api.md §10.6).
+/// A topic without a schema: version 0 and no history.
 pub(crate) fn schema<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Reply, ApiError> {
     let meta = call.ctx.broker.topic(topic).ok_or_else(ApiError::topic_not_found)?;
     let mut out = b"{".to_vec();
@@ -26,7 +26,7 @@ pub(crate) fn schema<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Reply
     Ok(reply::json(StatusCode::OK, out))
 }
 
-/// A topic without children (§12.2).
+/// A topic without children.
 pub(crate) fn children<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Reply, ApiError> {
     call.query.flag("partitions")?;
     let meta = call.ctx.broker.topic(topic).ok_or_else(ApiError::topic_not_found)?;
@@ -39,7 +39,7 @@ pub(crate) fn children<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Rep
     Ok(reply::json(StatusCode::OK, out))
 }
 
-/// Nothing is linked, so nothing can be unlinked (§12.3).
+/// Nothing is linked, so nothing can be unlinked.
 pub(crate) fn detach<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Reply, ApiError> {
     call.query.flag("force")?;
     let found = call.ctx.broker.topic(topic).is_some();

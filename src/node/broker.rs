@@ -31,6 +31,8 @@ pub struct NodeState {
     pub placed: Vec<Placed>,
     pub figures: NodeFigures,
     pub opened: AtomicU16,
+    /// Shards that take connections.
+    pub listening: AtomicU16,
     pub stopping: AtomicBool,
 }
 

@@ -1,4 +1,4 @@
-//! Layout of the data directory (operations.md §1), its ids, and what an earlier life left in it.
+//! Layout of the data directory, its ids, and what an earlier life left in it.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use narad_shards::meta::ShardId;
 
-use crate::config::check_node_id;
+use crate::config::{check_node_id, Warning};
 use crate::control::Store;
 
 use super::Refusal;
@@ -39,6 +39,18 @@ impl DataDir {
 
     fn node_id(&self) -> PathBuf {
         self.root.join("node-id")
+    }
+
+    /// What [`super::prepare`] makes inside, files before the directories that hold them.
+    pub fn made_by_a_start(&self) -> Vec<PathBuf> {
+        let ids = [self.node_id(), self.store_id()];
+        let unnamed = ids.clone().map(|id| id.with_extension("new"));
+        let metadata = Store::files(&self.metastore());
+        ids.into_iter()
+            .chain(unnamed)
+            .chain(metadata)
+            .chain([self.metastore(), self.topics(), self.ingress()])
+            .collect()
     }
 
     /// Makes the directory itself, with mode 0700 (lesson N50.2). An existing one keeps its mode.
@@ -168,7 +180,7 @@ fn choose_node_id(
     match (stored, configured) {
         (Some(stored), Some(configured)) if stored != configured => Err(Refusal::setting(
             format!("cluster.node_id ({configured}) is not the id that {} was started with ({stored})", root.display()),
-            "drop cluster.node_id or set it back; another node starts on a directory of its own",
+            "drop cluster.node_id or set it back; a second node needs a data directory of its own",
         )),
         (Some(stored), _) => Ok(stored.to_owned()),
         (None, Some(configured)) => Ok(configured.to_owned()),
@@ -267,7 +279,7 @@ pub struct IngressDirectories {
     pub drained: Vec<PathBuf>,
 }
 
-pub fn list_ingress(data: &DataDir, warnings: &mut Vec<String>) -> Result<IngressDirectories, Refusal> {
+pub fn list_ingress(data: &DataDir, warnings: &mut Vec<Warning>) -> Result<IngressDirectories, Refusal> {
     let ingress = data.ingress();
     let failed = |error: io::Error| {
         Refusal::new(format!("cannot list {}: {error}", ingress.display()), "check its owner, its mode and the disk")
@@ -279,7 +291,8 @@ pub fn list_ingress(data: &DataDir, warnings: &mut Vec<String>) -> Result<Ingres
             IngressEntry::Wal(number) => found.numbers.push(number),
             IngressEntry::Drained => found.drained.push(ingress.join(name)),
             IngressEntry::Foreign => {
-                warnings.push(format!("{} is nothing of ours and is left alone", ingress.join(name).display()))
+                let cause = format!("{} is nothing of ours and is left alone", ingress.join(name).display());
+                warnings.push(Warning::new(cause, "move it away if nobody needs it there"));
             }
         }
     }

@@ -10,6 +10,7 @@ use narad_shards::io::system::{self, FileSystemFacts};
 use narad_shards::io::{AlignedBuf, ALIGNMENT};
 
 use super::Refusal;
+use crate::config::Warning;
 
 /// What to think of a kind of file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,16 +61,24 @@ fn classify(magic: u64) -> (String, Kind) {
     }
 }
 
-fn warning(name: &str, kind: Kind) -> Option<String> {
-    let what = match kind {
+fn warning(name: &str, kind: Kind) -> Option<Warning> {
+    let (what, remedy) = match kind {
         Kind::Local => return None,
-        Kind::CopyOnWrite => "copy-on-write: durable writes take a multiple of the time, and prepared WAL segments gain nothing; use ext4 or XFS",
-        Kind::Network => "not a local disk: a 202 is worth what the far end's sync is worth, and latency is the network's; use ext4 or XFS on a local drive",
-        Kind::Memory => "memory: everything is lost at the next boot, 202 or not; for benchmarks only",
-        Kind::Overlay => "a container's own layer: slow to sync and gone with the container; mount a volume",
-        Kind::Unknown => "unknown to this build and untested; ext4 and XFS are tested",
+        Kind::CopyOnWrite => (
+            "copy-on-write: durable writes take a multiple of the time, and prepared WAL segments gain nothing",
+            "use ext4 or XFS",
+        ),
+        Kind::Network => (
+            "not a local disk: a 202 is worth what the far end's sync is worth, and latency is the network's",
+            "use ext4 or XFS on a local drive",
+        ),
+        Kind::Memory => {
+            ("memory: everything is lost at the next boot, 202 or not", "use it for benchmarks only; else ext4 or XFS")
+        }
+        Kind::Overlay => ("a container's own layer: slow to sync and gone with the container", "mount a volume"),
+        Kind::Unknown => ("unknown to this build and untested", "use ext4 or XFS, which are tested"),
     };
-    Some(format!("the data directory is on {name}, which is {what}"))
+    Some(Warning::new(format!("the data directory is on {name}, which is {what}"), remedy))
 }
 
 /// The file system of the data directory, after the trial.
@@ -83,7 +92,7 @@ pub struct FileSystem {
 }
 
 /// Judges the file system of an existing, writable directory.
-pub fn check_file_system(directory: &Path, dev: bool, warnings: &mut Vec<String>) -> Result<FileSystem, Refusal> {
+pub fn check_file_system(directory: &Path, dev: bool, warnings: &mut Vec<Warning>) -> Result<FileSystem, Refusal> {
     check_file_system_by(directory, ".direct-io-trial", dev, warnings)
 }
 
@@ -92,7 +101,7 @@ pub(super) fn check_file_system_by(
     directory: &Path,
     trial: &str,
     dev: bool,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<Warning>,
 ) -> Result<FileSystem, Refusal> {
     let facts = system::file_system(directory).map_err(|error| {
         Refusal::new(format!("cannot examine the file system of {}: {error}", directory.display()), "check the mount")
@@ -103,8 +112,7 @@ pub(super) fn check_file_system_by(
     let direct = match try_direct_io(&directory.join(trial), block_bytes) {
         Ok(()) => true,
         Err(failure) => {
-            let refusal = judge_failure(failure, directory, &name, dev)?;
-            warnings.push(refusal);
+            warnings.push(judge_failure(failure, directory, &name, dev)?);
             false
         }
     };
@@ -129,12 +137,13 @@ enum TrialFailure {
 }
 
 /// Dev mode goes on buffered where O_DIRECT is missing; everything else is a refusal.
-fn judge_failure(failure: TrialFailure, directory: &Path, name: &str, dev: bool) -> Result<String, Refusal> {
+fn judge_failure(failure: TrialFailure, directory: &Path, name: &str, dev: bool) -> Result<Warning, Refusal> {
     let at = directory;
     let directory = directory.display();
     match failure {
         TrialFailure::NoDirectIo if dev => {
-            Ok(format!("{name} at {directory} has no O_DIRECT: files are buffered, which only dev mode accepts"))
+            let cause = format!("{name} at {directory} has no O_DIRECT: files are buffered, which only dev mode accepts");
+            Ok(Warning::new(cause, "use ext4 or XFS for anything but a laptop"))
         }
         TrialFailure::NoDirectIo => Err(Refusal::new(
             format!("{name} at {directory} has no O_DIRECT, without which reads cannot check the drive"),
@@ -218,7 +227,7 @@ mod tests {
             let (name, kind) = classify(magic);
             match (warning(&name, kind), expected) {
                 (None, None) => {}
-                (Some(text), Some(part)) => assert!(text.contains(part), "{text}"),
+                (Some(warning), Some(part)) => assert!(warning.cause.contains(part), "{warning}"),
                 (got, wanted) => panic!("{magic:x}: {got:?}, wanted {wanted:?}"),
             }
         }
@@ -235,7 +244,7 @@ mod tests {
     #[test]
     fn lesson_o4_without_o_direct_only_dev_mode_goes_on() {
         let judge = |failure, dev| judge_failure(failure, Path::new("/srv/narad"), "tmpfs", dev);
-        let warning = judge(TrialFailure::NoDirectIo, true).unwrap();
+        let warning = judge(TrialFailure::NoDirectIo, true).unwrap().to_string();
         assert!(warning.contains("buffered") && warning.contains("/srv/narad"));
         let text = judge(TrialFailure::NoDirectIo, false).unwrap_err().to_string();
         assert!(text.contains("tmpfs at /srv/narad has no O_DIRECT") && text.contains("--dev"), "{text}");

@@ -6,17 +6,26 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::traces::Traces;
 use super::Refusal;
 
 pub struct DataLock {
     file: File,
+    /// When this process made the lock file.
+    made: Option<PathBuf>,
 }
 
 impl DataLock {
+    /// The lock file, if it is new. Drop it while the lock is held: others look whether what they have locked is still
+    /// there.
+    pub fn trace(&self) -> Traces {
+        Traces::given(self.made.clone())
+    }
+
     /// Another descriptor of the same lock, for a shard's ring to hold: the lock lives until the last one is closed.
     pub fn duplicate(&self) -> io::Result<OwnedFd> {
         self.file.as_fd().try_clone_to_owned()
@@ -54,20 +63,18 @@ pub fn lock_data_directory(
     say: &mut dyn FnMut(String),
 ) -> Result<DataLock, Refusal> {
     let path = directory.join("lock");
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(&path)
-        .map_err(|error| super::data_dir::not_writable(directory, &error))?;
+    let open = || open(&path).map_err(|error| super::data_dir::not_writable(directory, &error));
+    let (mut file, mut made) = open()?;
     let started = Instant::now();
     let mut said = false;
     loop {
         match file.try_lock() {
-            Ok(()) => break,
+            Ok(()) if is_at(&file, &path) => break,
+            // A start that was refused has taken its lock file back.
+            Ok(()) => {
+                (file, made) = open()?;
+                continue;
+            }
             Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(TryLockError::Error(error)) => {
@@ -97,7 +104,35 @@ pub fn lock_data_directory(
     }
     // For the messages above only; nothing depends on it.
     let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(DataLock { file })
+    Ok(DataLock { file, made: made.then_some(path) })
+}
+
+/// The lock file, and whether it was made by this call.
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    let options = || {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        options
+    };
+    loop {
+        match options().create_new(true).open(path) {
+            Ok(file) => return Ok((file, true)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        match options().open(path) {
+            Ok(file) => return Ok((file, false)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {} // taken back between the two calls
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), std::fs::metadata(path)) {
+        (Ok(ours), Ok(named)) => (ours.dev(), ours.ino()) == (named.dev(), named.ino()),
+        _ => false,
+    }
 }
 
 /// Who holds the lock of a data directory, if somebody does. Takes nothing: a start that comes at the same moment loses
@@ -164,6 +199,25 @@ mod tests {
         drop(first);
         assert_eq!(holder_of(&directory).unwrap(), None);
         lock_data_directory(&directory, SHORT, &mut |_| panic!("nothing to wait for")).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn e12_a_lock_file_that_was_taken_back_protects_nobody() {
+        let directory = std::env::temp_dir().join(format!("narad-lock-back-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let first = lock_data_directory(&directory, SHORT, &mut |_| {}).unwrap();
+        let mut refused = Some((first.trace(), first));
+        // The holder is refused, and gone, exactly when we have said that we wait for it.
+        let long = Patience { give_up_after: Duration::from_secs(10), ..SHORT };
+        let second = lock_data_directory(&directory, long, &mut |_| drop(refused.take())).unwrap();
+        assert!(directory.join("lock").exists(), "the second holds a file that has no name");
+        let third = lock_data_directory(&directory, SHORT, &mut |_| {});
+        assert!(third.err().unwrap().to_string().contains("is in use by"));
+        drop(second);
+        // An old lock file is nobody's to take back.
+        drop(lock_data_directory(&directory, SHORT, &mut |_| {}).unwrap().trace());
+        assert!(directory.join("lock").exists());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 

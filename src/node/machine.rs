@@ -1,12 +1,12 @@
-//! Can this kernel give us what shards need? Asked before the first executor, whose own complaints are panics
-//! (dependencies.md §3.2). Each refusal is one line: cause, then remedy.
+//! Can this kernel give us what shards need? Asked before the first executor, whose own complaints are panics. Each
+//! refusal is one line: cause, then remedy.
 
 use std::fs;
 use std::io;
 
 use narad_shards::io::system::{self, Limit, Resource};
 
-use crate::config::format_bytes;
+use crate::config::{format_bytes, Warning};
 
 use super::Refusal;
 
@@ -95,7 +95,11 @@ pub struct ProcessLimits {
 }
 
 /// Raises the limits and makes a trial ring.
-pub fn check_machine(kernel: &str, connections_max: u64, warnings: &mut Vec<String>) -> Result<ProcessLimits, Refusal> {
+pub fn check_machine(
+    kernel: &str,
+    connections_max: u64,
+    warnings: &mut Vec<Warning>,
+) -> Result<ProcessLimits, Refusal> {
     let unreadable =
         |error: io::Error| Refusal::new(format!("cannot read the process limits: {error}"), "see prlimit(1)");
     let locked = system::raise_limit(Resource::LockedMemory).map_err(unreadable)?;
@@ -120,13 +124,15 @@ pub(super) fn judge_locked_memory(limit: Limit) -> Result<(), Refusal> {
     ))
 }
 
-pub(super) fn judge_descriptors(limit: Limit, connections_max: u64) -> Option<String> {
+pub(super) fn judge_descriptors(limit: Limit, connections_max: u64) -> Option<Warning> {
     let wanted = connections_max.saturating_add(DESCRIPTORS_BESIDE_CLIENTS);
     (limit.soft < wanted).then(|| {
-        format!(
-            "the descriptor limit is {}, and http.max_connections ({connections_max}) wants {wanted}: raise it (systemd \
-             LimitNOFILE, Docker --ulimit nofile) or lower http.max_connections",
-            limit.soft
+        Warning::new(
+            format!(
+                "the descriptor limit is {}, and http.max_connections ({connections_max}) wants {wanted}",
+                limit.soft
+            ),
+            "raise it (systemd LimitNOFILE, Docker --ulimit nofile), or lower http.max_connections",
         )
     })
 }
@@ -188,7 +194,7 @@ mod tests {
     fn few_descriptors_are_a_warning_with_a_remedy() {
         let limit = |soft| Limit { soft, hard: soft };
         assert_eq!(judge_descriptors(limit(20_000), 4096), None);
-        let text = judge_descriptors(limit(1024), 4096).unwrap();
+        let text = judge_descriptors(limit(1024), 4096).unwrap().to_string();
         assert!(text.contains("1024") && text.contains("5120") && text.contains("LimitNOFILE"), "{text}");
     }
 }

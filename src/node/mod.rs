@@ -1,6 +1,6 @@
-//! The node's start. [`prepare`] does everything that can be refused, in an order that leaves a refused data directory
-//! as it was: CPUs are read before any thread is pinned, the machine is checked before the first executor, the lock is
-//! taken before anything is read, ids are written last. [`run`] starts threads on what it returns.
+//! The node's start. [`prepare`] does everything that can be refused, and leaves a refused data directory as it was:
+//! CPUs are read before any thread is pinned, the machine is checked before the first executor, the lock is taken before
+//! anything is read, ids are written last, and what was made is taken back. [`run`] starts threads on what it returns.
 
 mod broker;
 mod cgroup;
@@ -12,12 +12,14 @@ mod filesystem;
 pub(crate) mod fuzz;
 mod lock;
 mod machine;
+mod notify;
 mod placement;
 mod ports;
 mod run;
 mod serving;
 mod shard_thread;
 mod topology;
+mod traces;
 
 #[cfg(test)]
 mod tests;
@@ -31,7 +33,7 @@ use std::sync::Arc;
 use narad_shards::io::system;
 use narad_shards::meta::{ShardId, Snapshot};
 
-use crate::config::{format_bytes, Config, CpuSet};
+use crate::config::{format_bytes, Config, CpuSet, Warning};
 use crate::control::{Metastore, Store};
 
 pub use cgroup::Limits as CgroupLimits;
@@ -43,6 +45,7 @@ pub use machine::ProcessLimits;
 pub use placement::{plan_cpus, CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
 pub use run::run;
 pub use topology::{remarks, Topology};
+use traces::Traces;
 
 /// Why the node does not start: cause and remedy, one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,7 +103,7 @@ pub struct Prepared {
     /// What every shard starts with.
     pub snapshot: Arc<Snapshot>,
     pub kernel: String,
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Warning>,
 }
 
 impl Prepared {
@@ -149,8 +152,13 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
     let kernel = machine::kernel_release();
     let limits = machine::check_machine(&kernel, config.http.max_connections, &mut warnings)?;
 
+    // Declared in this order, since they go in the other one: files while the lock is held, then the lock, then the
+    // directories, which a start that comes meanwhile may have begun to fill.
+    let directories = Traces::of_directory(&config.storage.data_dir);
     let data = DataDir::create(&config.storage.data_dir)?;
     let lock = lock::lock_data_directory(&data.root, Patience::START, say)?;
+    let files = Traces::of(data.made_by_a_start());
+    let lock_file = lock.trace();
     let http_addr = ports::try_listen("http.addr", config.http_host(), config.http.addr.port)?;
     let metrics_addr = match &config.http.metrics_addr {
         None => None,
@@ -178,6 +186,9 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
     let identity = plan.carry_out(&data)?;
     let ingress = data_dir::list_ingress(&data, &mut warnings)?;
     let snapshot = metastore.snapshot();
+    files.keep();
+    lock_file.keep();
+    directories.keep();
     Ok(Prepared {
         config,
         data,

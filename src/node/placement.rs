@@ -1,9 +1,10 @@
 //! Which CPU each shard runs on, and how much memory each gets. Pure: what the machine allows goes in, a plan or a
 //! refusal comes out.
 
-use crate::config::{format_bytes, CpuSet, Runtime};
+use crate::config::{format_bytes, CpuSet, Runtime, Warning};
 
 use super::cgroup::Limits;
+use super::shard_thread::REGISTERED_BYTES_USEFUL;
 use super::Refusal;
 
 /// Where threads run.
@@ -13,9 +14,10 @@ pub struct CpuPlan {
     pub allowed: CpuSet,
     /// One entry a shard: the CPU that it is pinned to, or `None` to float over the allowed ones.
     pub shards: Vec<Option<u32>>,
+    /// `runtime.control_cpu`, or one that no pinned shard has; `None` to float.
     pub control: Option<u32>,
     pub spin_us: u64,
-    pub warnings: Vec<String>,
+    pub warnings: Vec<Warning>,
 }
 
 impl CpuPlan {
@@ -60,7 +62,10 @@ pub fn plan_cpus(runtime: &Runtime, affinity: &CpuSet, limits: &Limits) -> Resul
     let count = runtime.shards.map_or(pool.len(), usize::from);
     let crowded = count > pool.len();
     if crowded && !runtime.no_pin {
-        warnings.push(format!("{count} shards on {} allowed CPUs ({allowed}): shards are not pinned", allowed.len()));
+        warnings.push(Warning::new(
+            format!("{count} shards on {} allowed CPUs ({allowed}) are not pinned", allowed.len()),
+            "lower runtime.shards, or allow more CPUs; with runtime.no_pin it is meant",
+        ));
     }
     let pin = !runtime.no_pin && !crowded;
     // With CPUs to spare, shards keep off the control thread's own.
@@ -71,18 +76,26 @@ pub fn plan_cpus(runtime: &Runtime, affinity: &CpuSet, limits: &Limits) -> Resul
     };
     let spin_us = if pin { runtime.spin_us } else { 0 };
     if spin_us != runtime.spin_us {
-        warnings.push("runtime.spin_us is ignored: only pinned shards may spin".to_owned());
+        warnings.push(Warning::new(
+            "runtime.spin_us is ignored, since only pinned shards may spin",
+            "pin them, or drop runtime.spin_us",
+        ));
     }
     if let Some(quota) = limits.cpu_quota.filter(|quota| *quota < count as f64) {
-        warnings.push(format!(
-            "the control group grants {quota:.2} CPUs' worth of time to {count} shards: they will be stopped in mid-work; \
-             lower runtime.shards, or raise the quota"
+        warnings.push(Warning::new(
+            format!(
+                "the control group grants {quota:.2} CPUs' worth of time to {count} shards, which will be stopped in mid-work"
+            ),
+            "lower runtime.shards, or raise the quota",
         ));
         if spin_us > 0 {
-            warnings.push("runtime.spin_us burns the CPU quota".to_owned());
+            warnings.push(Warning::new("runtime.spin_us burns the CPU quota", "drop runtime.spin_us"));
         }
     }
-    Ok(CpuPlan { allowed, shards, control: runtime.control_cpu, spin_us, warnings })
+    // Where every shard has its CPU, the control thread keeps off them if there is one left.
+    let spare = || allowed.difference(&shards.iter().flatten().copied().collect()).iter().next();
+    let control = runtime.control_cpu.or_else(|| pin.then(spare).flatten());
+    Ok(CpuPlan { allowed, shards, control, spin_us, warnings })
 }
 
 /// Bytes for staging, commit buffers, read cache and request bodies.
@@ -94,6 +107,20 @@ pub struct MemoryPlan {
     pub limit_bytes: u64,
     pub from_cgroup: bool,
 }
+
+impl MemoryPlan {
+    /// Bytes of staging memory that each shard may register with its ring (E26), after the limit of locked memory was
+    /// raised; `u64::MAX` is no limit. What does not fit is used unregistered.
+    pub fn registered_per_shard_bytes(&self, locked_memory_bytes: u64) -> u64 {
+        let shards = (self.total_bytes / self.per_shard_bytes.max(1)).max(1);
+        // The control thread has an executor too.
+        let left = locked_memory_bytes.saturating_sub(EXECUTOR_LOCKED_BYTES * (shards + 1));
+        (left / shards).min(REGISTERED_BYTES_USEFUL).min(self.per_shard_bytes / 4)
+    }
+}
+
+/// Each executor registers a buffer of 64 KiB with three rings of its own.
+const EXECUTOR_LOCKED_BYTES: u64 = 256 << 10;
 
 /// The smallest budget that a shard works with: a full write window, a commit's buffers and some request bodies.
 pub const SHARD_MEMORY_BYTES_MIN: u64 = 64 << 20;
@@ -190,7 +217,7 @@ mod tests {
     fn more_shards_than_cpus_and_no_pin_float() {
         let plan = plan_cpus(&runtime(Some(8), None), &set("0-1"), &group(None)).unwrap();
         assert_eq!(plan.shards, vec![None; 8]);
-        assert!(!plan.pinned() && plan.warnings[0].contains("8 shards on 2 allowed CPUs (0-1)"));
+        assert!(!plan.pinned() && plan.warnings[0].cause.contains("8 shards on 2 allowed CPUs (0-1)"));
         let floating = Runtime { no_pin: true, ..Runtime::default() };
         let plan = plan_cpus(&floating, &set("0-1"), &group(None)).unwrap();
         assert_eq!((plan.shards, plan.warnings.len()), (vec![None, None], 0));
@@ -198,7 +225,7 @@ mod tests {
         let spinning = Runtime { spin_us: 20, ..runtime(Some(3), None) };
         let plan = plan_cpus(&spinning, &set("0-1"), &group(None)).unwrap();
         assert_eq!(plan.spin_us, 0);
-        assert!(plan.warnings.iter().any(|warning| warning.contains("runtime.spin_us")));
+        assert!(plan.warnings.iter().any(|warning| warning.cause.contains("runtime.spin_us")));
         let spinning = Runtime { spin_us: 20, ..Runtime::default() };
         assert_eq!(plan_cpus(&spinning, &set("0-1"), &group(None)).unwrap().spin_us, 20);
     }
@@ -213,10 +240,50 @@ mod tests {
     }
 
     #[test]
+    fn the_control_thread_keeps_off_pinned_shards_by_itself() {
+        for (affinity, shards, cpus, control) in [
+            ("0-3", Some(2), None, Some(2)),
+            ("0-3", None, Some("1-3"), Some(0)),
+            ("1-5", None, Some("2-5"), Some(1)),
+            ("0-1", None, None, None),    // no CPU is left
+            ("0-1", Some(3), None, None), // nobody is pinned
+        ] {
+            let plan = plan_cpus(&runtime(shards, cpus), &set(affinity), &group(None)).unwrap();
+            assert_eq!(plan.control, control, "{affinity} {shards:?} {cpus:?}");
+        }
+        let floating = Runtime { no_pin: true, ..runtime(Some(1), None) };
+        assert_eq!(plan_cpus(&floating, &set("0-3"), &group(None)).unwrap().control, None);
+    }
+
+    #[test]
+    fn e26_registered_buffers_follow_the_limit_of_locked_memory() {
+        const MIB: u64 = 1 << 20;
+        let plan = |shards: u64, per_shard_bytes: u64| MemoryPlan {
+            total_bytes: shards * per_shard_bytes,
+            per_shard_bytes,
+            limit_bytes: u64::MAX,
+            from_cgroup: false,
+        };
+        for (shards, limit, expected) in [
+            (1, u64::MAX, 16 * MIB),
+            (64, u64::MAX, 16 * MIB),
+            (1, 8 * MIB, 8 * MIB - 512 * 1024),
+            (2, 8 * MIB, (8 * MIB - 768 * 1024) / 2),
+            (3, 64 * MIB, 16 * MIB), // what is asked for: 16 MiB a shard and one more, at least 64 MiB
+            (15, 256 * MIB, 16 * MIB),
+            (2, 512 << 10, 0),
+        ] {
+            assert_eq!(plan(shards, 1 << 30).registered_per_shard_bytes(limit), expected, "{shards} {limit}");
+        }
+        // Never more than what records on their way may take of --memory.
+        assert_eq!(plan(2, 48 * MIB).registered_per_shard_bytes(u64::MAX), 12 * MIB);
+    }
+
+    #[test]
     fn lesson_p1_a_cpu_quota_below_the_shards_is_said() {
         let limits = Limits { cpu_quota: Some(1.5), ..Limits::default() };
         let plan = plan_cpus(&Runtime::default(), &set("0-7"), &limits).unwrap();
-        assert!(plan.warnings[0].contains("1.50 CPUs' worth of time to 8 shards"), "{:?}", plan.warnings);
+        assert!(plan.warnings[0].cause.contains("1.50 CPUs' worth of time to 8 shards"), "{:?}", plan.warnings);
         let enough = Limits { cpu_quota: Some(8.0), ..Limits::default() };
         assert!(plan_cpus(&Runtime::default(), &set("0-7"), &enough).unwrap().warnings.is_empty());
     }

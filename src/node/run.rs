@@ -15,6 +15,7 @@ use signal_hook::iterator::Signals;
 use super::broker::{NodeState, Placed};
 use super::control_thread::{self, ControlPlan};
 use super::figures::NodeFigures;
+use super::notify;
 use super::shard_thread::{self, ShardPlan};
 use super::Prepared;
 use crate::config::Config;
@@ -147,13 +148,14 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         let mut options = Options::new(&format!("shard {id}"));
         options.cpu = cpu.map(|cpu| cpu as usize);
         options.spin = Duration::from_micros(cpus.spin_us);
+        options.sizes.memlock_budget_bytes = memory.registered_per_shard_bytes(prepared.limits.locked_memory_bytes);
         let held: OwnedFd =
             lock.duplicate().map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;
         let plan = ShardPlan {
             id,
             store_id: identity.store_id,
             memory_bytes: usize::try_from(memory.per_shard_bytes).unwrap_or(usize::MAX),
-            // A directory n without a shard n goes to shard n mod shards (design §2).
+            // A directory n without a shard n goes to shard n mod shards.
             adopt: ingress
                 .numbers
                 .iter()
@@ -187,6 +189,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
                 // The operator does not want to wait: everything answered 202 is on disk already.
                 std::process::exit(EXIT_ON_SECOND_SIGNAL);
             }
+            notify::tell(notify::STOPPING);
             tracing::info!(signal, "stopping: requests in flight are finished first; a second signal ends at once");
             let _ = stop.send(());
         }

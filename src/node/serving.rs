@@ -69,7 +69,7 @@ async fn accept<B: Broker>(serving: Rc<Serving<B>>, listener: Listener) {
             return;
         }
         let Ok(stream) = rt::first_of(next, stopped).await else { return };
-        // Beyond the cap a connection waits, it is not refused (http-api.md §1). A slot is taken only for somebody who
+        // Beyond the cap a connection waits, it is not refused. A slot is taken only for somebody who
         // is there: one held ahead of the accept would be one that another shard's clients can never have.
         let slot = loop {
             if serving.stopping.get() {

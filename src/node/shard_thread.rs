@@ -18,6 +18,7 @@ use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::spsc::{Endpoint, Handler};
 
 use super::broker::ShardBroker;
+use super::notify;
 use super::run::Common;
 use super::serving::Serving;
 use crate::config::{self, CompressionLevel};
@@ -28,6 +29,8 @@ const WAL_SEGMENT_BYTES: u64 = 64 << 20;
 const DISK_RESERVE_BYTES_MIN: u64 = 256 << 20;
 /// As many as a busy shard has in flight; memlock may allow fewer (E26).
 const STAGING_CHUNKS_REGISTERED: usize = 8;
+/// Of registered buffers more than these are of no use to a shard: that many chunks of 2 MiB.
+pub const REGISTERED_BYTES_USEFUL: u64 = STAGING_CHUNKS_REGISTERED as u64 * (2 << 20);
 /// Lets the last reply leave before the ring is torn down.
 const LAST_REPLY: Duration = Duration::from_millis(20);
 
@@ -157,6 +160,9 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         let took_ms = common.started.elapsed().as_millis() as u64;
         common.state.figures.boot_ms.store(took_ms.max(1), Ordering::Relaxed);
         tracing::info!(addr = %common.http_addr, took_ms, "http listening");
+    }
+    if common.state.listening.fetch_add(1, Ordering::Relaxed) + 1 == common.state.shards {
+        rt::blocking(|| notify::tell(notify::READY)).await;
     }
     slot.finished.notified().await;
     rt::sleep(LAST_REPLY).await;

@@ -215,5 +215,51 @@ fn settings_that_contradict_the_machine_are_refused_before_the_directory_is_touc
     let taken = holder.local_addr().unwrap().to_string();
     let text = refusal(prepare(settings(&directory.0, &[("http.addr", &taken)]), &mut |_| {}));
     assert!(text.contains(&format!("http.addr ({taken}): the port is taken")), "{text}");
-    assert!(!directory.0.join("store-id").exists());
+    assert!(!directory.0.exists());
+}
+
+#[test]
+fn a_refused_start_leaves_nothing_new() {
+    let directory = Directory::new("nothing-new");
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = holder.local_addr().unwrap().port().to_string();
+    let taken = format!("127.0.0.1:{port}");
+    let refused = |data: &Path, more: &[(&'static str, &str)]| refusal(prepare(settings(data, more), &mut |_| {}));
+    let cases: &[(&'static str, &str)] = &[
+        ("http.addr", &taken),
+        ("http.metrics_addr", &taken),
+        ("runtime.shard_ports", &port),
+        ("runtime.shard_ports", "65535"),
+    ];
+    // Not even the directories above it.
+    let data = directory.0.join("deep/er/data");
+    for case in cases {
+        refused(&data, &[*case]);
+        assert!(!directory.0.exists(), "{case:?}");
+    }
+    // A directory that was there stays, as empty as it was.
+    fs::create_dir_all(&data).unwrap();
+    refused(&data, &cases[..1]);
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 0);
+    let names = || {
+        let mut names: Vec<_> = fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    // Refused half-way: what was made by then goes, and what was there before stays.
+    fs::write(data.join("ingress"), b"no directory").unwrap();
+    assert!(start(&data).is_err());
+    assert_eq!(names(), ["ingress"]);
+    fs::remove_file(data.join("ingress")).unwrap();
+    fs::write(data.join("node-id"), b"n1\n").unwrap();
+    let text = refused(&data, &[("cluster.node_id", "n2")]);
+    assert!(text.contains("cluster.node_id (n2)"), "{text}");
+    assert_eq!(names(), ["node-id"]);
+    // What an earlier life left is all there after a refusal, and the next start finds it.
+    let first = prepare(settings(&data, &[]), &mut |_| {}).unwrap();
+    let (identity, before) = (first.identity.clone(), names());
+    drop(first);
+    refused(&data, &cases[..1]);
+    assert_eq!(names(), before);
+    assert_eq!(start(&data).unwrap().identity.store_id, identity.store_id);
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::config::CpuSet;
+use crate::config::{CpuSet, Warning};
 
 use super::placement::CpuPlan;
 
@@ -94,8 +94,8 @@ fn numa_nodes(base: &Path) -> Vec<(u32, CpuSet)> {
     nodes
 }
 
-/// What a person would say about this placement on this machine, a sentence each: cause, then remedy.
-pub fn remarks(topology: &Topology, plan: &CpuPlan) -> Vec<String> {
+/// What a person would say about this placement on this machine.
+pub fn remarks(topology: &Topology, plan: &CpuPlan) -> Vec<Warning> {
     let mut remarks = Vec::new();
     let placed: Vec<(usize, u32)> =
         plan.shards.iter().enumerate().filter_map(|(shard, cpu)| Some((shard, (*cpu)?))).collect();
@@ -112,31 +112,33 @@ pub fn remarks(topology: &Topology, plan: &CpuPlan) -> Vec<String> {
         shards.iter().map(|(shard, cpu)| format!("{shard} (CPU {cpu})")).collect::<Vec<_>>().join(" and ")
     };
     for shared in cores.values().filter(|shards| shards.len() > 1) {
-        remarks.push(format!(
-            "shards {} are hardware threads of one core and slow each other down: name one thread of each core in --cpus",
-            names(shared)
+        remarks.push(Warning::new(
+            format!("shards {} are hardware threads of one core and slow each other down", names(shared)),
+            "name one thread of each core in --cpus",
         ));
     }
     if nodes.len() > 1 {
         let nodes: Vec<String> =
             nodes.iter().map(|(node, cpus)| format!("{node}: {}", CpuSet::from_iter(cpus.iter().copied()))).collect();
-        remarks.push(format!(
-            "shards are spread over NUMA nodes ({}): one node's CPUs in --cpus keep messages between shards local",
-            nodes.join("; ")
+        remarks.push(Warning::new(
+            format!("shards are spread over NUMA nodes ({})", nodes.join("; ")),
+            "one node's CPUs in --cpus keep messages between shards local",
         ));
     }
     let on_a_shard = plan.control.and_then(|control| placed.iter().find(|(_, cpu)| *cpu == control));
     if let Some((shard, cpu)) = on_a_shard {
-        remarks.push(format!(
-            "the control thread shares CPU {cpu} with shard {shard}: metadata changes and probes interrupt it; give it \
-             another --control-cpu, or none"
+        remarks.push(Warning::new(
+            format!(
+                "the control thread shares CPU {cpu} with shard {shard}, which metadata changes and probes interrupt"
+            ),
+            "give it another --control-cpu, or none",
         ));
     }
     let out_of_reach = topology.isolated.difference(&plan.allowed);
     if !out_of_reach.is_empty() {
-        remarks.push(format!(
-            "CPUs {out_of_reach} are isolated and outside of what this process may use: start it with CPUAffinity= \
-             (systemd) or taskset -c to put shards there"
+        remarks.push(Warning::new(
+            format!("CPUs {out_of_reach} are isolated and outside of what this process may use"),
+            "start it with CPUAffinity= (systemd) or taskset -c to put shards there",
         ));
     }
     remarks
@@ -186,7 +188,8 @@ mod tests {
         tree.write("devices/system/cpu/isolated", "3");
         let topology = Topology::read(&tree.0);
         assert!(remarks(&topology, &plan(&[0, 1], None, "0-7")).is_empty());
-        let said = remarks(&topology, &plan(&[0, 4, 2], Some(2), "0-2,4-7"));
+        let said: Vec<String> =
+            remarks(&topology, &plan(&[0, 4, 2], Some(2), "0-2,4-7")).iter().map(Warning::to_string).collect();
         assert_eq!(said.len(), 4, "{said:?}");
         assert!(said[0].starts_with("shards 0 (CPU 0) and 1 (CPU 4) are hardware threads of one core"), "{said:?}");
         assert!(said[1].contains("NUMA nodes (0: 0,4; 1: 2)"), "{said:?}");

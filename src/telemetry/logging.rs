@@ -1,4 +1,4 @@
-//! Log lines: one JSON object or one `key=value` line an event, on standard error (operations.md §3.6, §6).
+//! Log lines: one JSON object or one `key=value` line an event, on standard error.
 //!
 //! `time`, `level` and `msg` come first, the event's fields follow flat. The texts that operators match on are at the
 //! call sites.

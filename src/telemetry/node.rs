@@ -1,4 +1,4 @@
-//! Series of the node as a whole, and those of retention and idle eviction (operations.md §4.5 to §4.7).
+//! Series of the node as a whole, and those of retention and idle eviction.
 
 use std::collections::BTreeMap;
 
@@ -60,8 +60,8 @@ fn render_retention(page: &mut Exposition, shards: &[ShardMetrics]) {
     let swept = sum(|s| s.retention.cold_swept);
     let swept_help = "Closed logs that were opened, swept and closed.";
     page.single("narad_cold_retention_swept_total", Counter, swept_help, swept);
-    let panics = sum(|s| s.retention.cold_failed);
-    let panics_help = "Failures in closed logs that were contained; that partition rests 30 minutes.";
+    let panics = sum(|s| s.retention.cold_panics);
+    let panics_help = "Panics over closed logs that were contained; that partition rests 30 minutes.";
     page.single("narad_cold_retention_panics_total", Counter, panics_help, panics);
     let abandoned = sum(|s| s.retention.passes_abandoned);
     page.single(

@@ -1,4 +1,4 @@
-//! Series of what the shards report (operations.md §4.1, §4.3, §4.5). Counters of one partition that several shards
+//! Series of what the shards report. Counters of one partition that several shards
 //! have served are added up; its gauges come from the shard that has it now.
 
 use std::collections::BTreeMap;

@@ -2,13 +2,15 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use narad_harness::client::Client;
+use narad_harness::process::Broker;
 use serde_json::Value;
 
-use crate::support::{binary, eventually, narad, narad_with, refused, Node, Scratch};
+use crate::support::{binary, eventually, narad, narad_with, refused, Node, Scratch, PATIENCE};
 
 /// Two ports in a row that were free a moment ago.
 fn free_ports() -> u16 {
@@ -74,6 +76,28 @@ fn a_client_sticks_to_a_shard_by_its_port_and_is_counted_there() {
     let (code, log) = refused(&scratch.path("data"), &arguments);
     let expected = format!("--shard-ports) {}, shard 0 (127.0.0.1:{}): the port is taken", base + 1, base + 1);
     assert!(code == 1 && log.contains(&expected), "{log}");
+    assert!(!scratch.path("data").exists(), "a refused start left its directory behind");
+}
+
+#[test]
+fn the_service_manager_is_told_of_readiness_and_of_the_stop() {
+    let scratch = Scratch::new("notify");
+    let manager = UnixDatagram::bind(scratch.path("socket")).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = Command::new(binary());
+    command.env("NOTIFY_SOCKET", scratch.path("socket"));
+    // The harness appends to it.
+    let arguments = ["--no-pin", "--shards", "2", "--memory", "128MiB"];
+    let mut broker = Broker::spawn_by(command, &scratch.path("data"), &arguments).unwrap();
+    let told = || {
+        let mut bytes = [0; 64];
+        let got = manager.recv(&mut bytes).unwrap();
+        text(&bytes[..got])
+    };
+    assert_eq!(told(), "READY=1");
+    assert_eq!(broker.client().get("/readyz").unwrap().status, 200);
+    broker.stop(PATIENCE).unwrap();
+    assert_eq!(told(), "STOPPING=1");
 }
 
 #[test]
@@ -186,10 +210,23 @@ fn top_prints_pages_says_when_the_broker_is_gone_and_ends_in_good_order() {
         .unwrap();
     let mut lines = BufReader::new(top.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.contains("TOTAL")));
+    // Frozen it still takes connections: that is said, and whoever has seen it before asks again.
+    let signal = |name: &str, pid: u32| {
+        let sent = Command::new("sh").arg("-c").arg(format!("kill -{name} {pid}")).status().unwrap();
+        assert!(sent.success());
+    };
+    signal("STOP", node.broker.pid());
+    let frozen = narad(&["-s", &server, "top", "--once"], b"");
+    assert!(lines.any(|line| line.contains("does not answer (waited 2s)")));
+    signal("CONT", node.broker.pid());
+    let said = text(&frozen.stderr);
+    let expected =
+        format!("narad: {server} accepts connections and does not answer (waited 2s): the broker is stopped");
+    assert!(frozen.status.code() == Some(3) && said.starts_with(&expected), "{said}");
+    assert!(lines.any(|line| line.contains("TOTAL")));
     node.broker.kill().unwrap();
     assert!(lines.any(|line| line.contains("trying again every 100ms; last seen")));
-    let kill = Command::new("sh").arg("-c").arg(format!("kill -TERM {}", top.id())).status().unwrap();
-    assert!(kill.success());
+    signal("TERM", top.id());
     eventually("top ends when told to", || top.try_wait().unwrap().is_some());
     assert_eq!(top.wait().unwrap().code(), Some(0));
 

@@ -1,4 +1,4 @@
-//! http-api.md §1 to §19 and §22: each refusal with its exact status and text.
+//! The API route by route: each refusal with its exact status and text.
 
 use narad_harness::client::Response;
 

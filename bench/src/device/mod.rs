@@ -15,6 +15,7 @@ pub use measure::Sample;
 pub use scratch::require_space;
 pub use yardstick::{paired, yardstick, Probe, Round};
 
+use crate::load::process::require_directory;
 use crate::run::{Failure, Run};
 use crate::Common;
 
@@ -47,9 +48,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
         }
         Err(Failure(format!("{flag} {value}: give seconds above 0 and up to 3600")))
     };
-    if !options.dir.is_dir() {
-        return Err(Failure(format!("--dir {}: there is no such directory", options.dir.display())));
-    }
+    require_directory(&options.dir)?;
     let mut run = Run::new("device");
     run.set("dir", options.dir.display());
     run.set("durability", "each write durable before the next starts in its place");

@@ -2,17 +2,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nix::fcntl::{fallocate, FallocateFlags};
-use nix::sys::statfs::{fstatfs, BTRFS_SUPER_MAGIC};
-use nix::sys::statvfs::statvfs;
+use rustix::fs::{fallocate, fstatfs, statvfs, FallocateFlags};
 
 use super::ring::Memory;
+use crate::load::process::NamedFile;
 use crate::run::Failure;
 
 /// What stood in a block before it is written.
@@ -40,6 +38,7 @@ impl Blocks {
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 const PREFIX: &str = ".narad-bench-scratch-";
 const FILL_BYTES: usize = 1 << 20;
+const BTRFS_SUPER_MAGIC: rustix::fs::FsWord = libc::BTRFS_SUPER_MAGIC as rustix::fs::FsWord;
 /// What stays free for others.
 const SPARE_BYTES: u64 = 64 << 20;
 
@@ -51,7 +50,8 @@ pub struct Scratch {
     bytes: u64,
     cursor: u64,
     path: PathBuf,
-    named: bool,
+    /// Where it keeps its name.
+    _named: Option<NamedFile>,
 }
 
 impl Scratch {
@@ -60,21 +60,15 @@ impl Scratch {
         remove_leftovers(dir);
         let path = dir.join(format!("{PREFIX}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
         let flags = if direct { libc::O_DIRECT } else { 0 };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .custom_flags(flags)
-            .open(&path)
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600).custom_flags(flags);
+        let (file, named) = NamedFile::create(&path, |path| options.open(path))
             .map_err(|error| cannot_create(&path, direct, &error))?;
         // A file without a name goes with the process, however that ends. btrfs, though, skips the log tree for such a
         // file, and would look faster than it is: there it keeps its name, and a killed run's file goes with the next.
-        let named = fstatfs(file.as_fd()).is_ok_and(|fs| fs.filesystem_type() == BTRFS_SUPER_MAGIC);
-        if !named {
-            fs::remove_file(&path).map_err(|error| failed("remove", &path, &error))?;
-        }
-        let mut scratch = Scratch { file: Rc::new(file), blocks, bytes, cursor: bytes, path, named };
+        let keeps_name = fstatfs(&file).is_ok_and(|fs| fs.f_type == BTRFS_SUPER_MAGIC);
+        let named = Some(named).filter(|_| keeps_name);
+        let mut scratch = Scratch { file: Rc::new(file), blocks, bytes, cursor: bytes, path, _named: named };
         scratch.ready(1)?;
         Ok(scratch)
     }
@@ -113,7 +107,7 @@ impl Scratch {
     fn prepare(&mut self) -> io::Result<()> {
         if self.blocks == Blocks::Unwritten {
             self.file.set_len(0)?;
-            fallocate(&*self.file, FallocateFlags::empty(), 0, self.bytes as i64)?;
+            fallocate(&*self.file, FallocateFlags::empty(), 0, self.bytes)?;
             return self.file.sync_all();
         }
         let fill =
@@ -128,24 +122,16 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if self.named {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 /// Refuses early where `bytes` do not fit.
 pub fn require_space(dir: &Path, bytes: u64) -> Result<(), Failure> {
     let stat = statvfs(dir).map_err(|error| {
         Failure(format!(
             "cannot ask {} for its free space: {}: choose an existing directory",
             dir.display(),
-            error.desc()
+            io::Error::from(error)
         ))
     })?;
-    let free = stat.blocks_available() as u64 * stat.fragment_size() as u64;
+    let free = stat.f_bavail * stat.f_frsize;
     if free < bytes + SPARE_BYTES {
         return Err(Failure(format!(
             "{} has {} MiB free, and {} MiB are needed: free some, or name another directory",

@@ -12,7 +12,7 @@ use super::ring::Ring;
 use super::scratch::{require_space, Blocks, Scratch};
 use super::yardstick::{ring, Probe};
 use crate::report::stats::Spread;
-use crate::report::{counters, human, Progress};
+use crate::report::{counters, human, Counters, Progress};
 use crate::run::{Better, Failure, Run, Table};
 
 const FILE_BYTES: u64 = 128 << 20;
@@ -109,11 +109,12 @@ pub fn measure(run: &mut Run, dir: &Path, cell_time: Duration, full: bool) -> Re
         }
     }
     writes_into(run, &measured, probe.method, full);
-    if let (Some(before), Some(after)) = (before, counters(dir)) {
+    let flushes = |counters: Option<Counters>| counters?.flushes;
+    if let Some((before, after)) = flushes(before).zip(flushes(counters(dir))) {
         let writes: u64 = measured.iter().map(|one| one.sample.latency.len()).sum();
         run.notes.push(format!(
             "while about {writes} durable writes were measured, the drive counted {} flushes (of all programs together)",
-            after.flushes.saturating_sub(before.flushes)
+            after.saturating_sub(before)
         ));
     }
     progress.show("reads and flushes");

@@ -1,16 +1,13 @@
 //! What a load cost the machine: CPU time and memory of the broker, its entries into the kernel, writes and flushes of
 //! the device. All from files that anybody may read; what cannot be read is left out, not guessed.
 
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::admin::Admin;
+use super::processes::{stat_fields, TICK};
+use crate::report::{counters, Counters};
 use crate::run::{Better, Run};
-
-/// Clock ticks of `/proc/<pid>/stat`: 100 a second on every Linux architecture in use.
-const TICK: Duration = Duration::from_millis(10);
-const SECTOR_BYTES: u64 = 512;
 
 /// Where to look.
 #[derive(Clone, Debug, Default)]
@@ -32,16 +29,8 @@ pub struct Sample {
     pub stored_bytes: Option<u64>,
     /// Entries of the broker's event loops into the kernel.
     pub enters: Option<f64>,
-    pub device: Option<Device>,
-}
-
-/// Counters of a block device since the machine started: everybody's, not only the broker's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device {
-    pub writes: u64,
-    pub written_bytes: u64,
-    /// `None` before Linux 5.5.
-    pub flushes: Option<u64>,
+    /// Of the drive: everybody's, not only the broker's.
+    pub device: Option<Counters>,
 }
 
 impl Probe {
@@ -55,7 +44,7 @@ impl Probe {
                 .as_ref()
                 .and_then(Admin::metrics)
                 .and_then(|page| sum(&page, "narad_runtime_enters_total")),
-            device: self.directory.as_deref().and_then(device),
+            device: self.directory.as_deref().and_then(counters),
         }
     }
 }
@@ -147,9 +136,9 @@ fn cpu_time(pid: u32) -> Option<Duration> {
     ticks(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// User and system time of `/proc/<pid>/stat`; the name in it may hold anything, parentheses included.
+/// User and system time of `/proc/<pid>/stat`.
 fn ticks(stat: &str) -> Option<Duration> {
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let fields = stat_fields(stat)?;
     let ticks: u32 = fields.get(11)?.parse::<u32>().ok()? + fields.get(12)?.parse::<u32>().ok()?;
     Some(TICK * ticks)
 }
@@ -175,26 +164,6 @@ fn sum(page: &str, name: &str) -> Option<f64> {
     values.fold(None, |sum, value| Some(sum.unwrap_or(0.0) + value))
 }
 
-/// Counters of the device below a path; flushes are counted on the whole disk, not on its partitions.
-fn device(path: &Path) -> Option<Device> {
-    let number = std::fs::metadata(path).ok()?.dev();
-    let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
-    let mut directory = std::fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
-    if directory.join("partition").exists() {
-        directory.pop();
-    }
-    parse_device(&std::fs::read_to_string(directory.join("stat")).ok()?)
-}
-
-fn parse_device(stat: &str) -> Option<Device> {
-    let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
-    Some(Device {
-        writes: *fields.get(4)?,
-        written_bytes: fields.get(6)? * SECTOR_BYTES,
-        flushes: fields.get(15).copied(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,16 +174,13 @@ mod tests {
         assert_eq!(ticks(stat), Some(Duration::from_secs(2)));
         let page = "# HELP x_total X.\nx_total{shard=\"0\"} 3\nx_total{shard=\"1\"} 4.5\nx_total_more 9\n";
         assert_eq!((sum(page, "x_total"), sum(page, "y")), (Some(7.5), None));
-        let stat = " 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n";
-        assert_eq!(parse_device(stat), Some(Device { writes: 5, written_bytes: 7 * 512, flushes: Some(16) }));
-        assert_eq!(parse_device("1 2 3 4 5 6 7 8 9 10 11").unwrap().flushes, None);
     }
 
     #[test]
     fn costs_add_up_and_what_is_unknown_stays_unknown() {
         let sample = |seconds, flushes| Sample {
             cpu: Some(Duration::from_secs(seconds)),
-            device: Some(Device { writes: 0, written_bytes: 100 * seconds, flushes }),
+            device: Some(Counters { written_bytes: 100 * seconds, flushes }),
             ..Sample::default()
         };
         let mut cost = sample(3, Some(7)).since(&sample(1, Some(2)));

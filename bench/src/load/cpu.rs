@@ -2,24 +2,27 @@
 
 use std::time::Duration;
 
-use nix::sched::{sched_setaffinity, CpuSet};
-use nix::time::{clock_gettime, ClockId};
-use nix::unistd::Pid;
+use narad::config;
+use rustix::thread::{sched_setaffinity, CpuSet};
+use rustix::time::{clock_gettime, ClockId};
 
 use crate::run::Failure;
 
 /// CPU time that the calling thread has used.
 pub fn thread_cpu() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Pins the calling thread, and what it starts, to these CPUs.
 pub fn pin(cpus: &[usize], flag: &str) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     for cpu in cpus {
-        set.set(*cpu).map_err(|_| Failure(format!("{flag}: there is no CPU {cpu}; `lscpu` lists them")))?;
+        if *cpu >= CpuSet::MAX_CPU {
+            return Err(Failure(format!("{flag}: there is no CPU {cpu}; `lscpu` lists them")));
+        }
+        set.set(*cpu);
     }
-    sched_setaffinity(Pid::from_raw(0), &set).map_err(|error| {
+    sched_setaffinity(None, &set).map_err(|error| {
         let cpus = list(cpus);
         Failure(format!(
             "{flag} {cpus}: cannot run there: {error}; `nproc` and `taskset -p $$` show which CPUs may be used"
@@ -32,20 +35,13 @@ pub fn lower_priority() {
     let _unchanged = rustix::process::setpriority_process(None, 5);
 }
 
-/// `0-3,5`, as `taskset -c` reads it.
+/// The value of a flag: `0-3,5`, as `taskset -c` reads it, and as the broker's own `--cpus`.
 pub fn parse(text: &str) -> Result<Vec<usize>, String> {
-    let wrong = || format!("{text:?} is not a list of CPUs: write it as 0,2-3");
-    let mut cpus = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let first: usize = first.trim().parse().map_err(|_| wrong())?;
-        let last: usize = last.trim().parse().map_err(|_| wrong())?;
-        if first > last || last > 4096 {
-            return Err(wrong());
-        }
-        cpus.extend(first..=last);
+    let cpus = config::CpuSet::parse(text)?;
+    if cpus.is_empty() {
+        return Err("there is no CPU in it: write numbers and ranges, such as \"2-5,8\"".into());
     }
-    Ok(cpus)
+    Ok(cpus.iter().map(|cpu| cpu as usize).collect())
 }
 
 /// The reverse of [`parse`], without ranges.
@@ -61,6 +57,6 @@ mod tests {
     fn cpu_lists_are_read_or_explained() {
         assert_eq!(parse("0"), Ok(vec![0]));
         assert_eq!(parse("0,2-4"), Ok(vec![0, 2, 3, 4]));
-        assert!(parse("3-1").is_err() && parse("").is_err() && parse("a").unwrap_err().contains("0,2-3"));
+        assert!(parse("3-1").is_err() && parse("").is_err() && parse("a").unwrap_err().contains("2-5,8"));
     }
 }

@@ -175,7 +175,7 @@ impl<P: Protocol> Engine<P> {
         if usable == 0 {
             let first = engine.groups.iter_mut().find_map(|group| group.tally.first_error.take());
             let reason = first.unwrap_or_else(|| "no connection within 5 s".to_owned());
-            return Err(Failure(format!("{reason}; is a server listening there?")));
+            return Err(Failure(format!("{reason}; is a server listening there? Start it, or name another address")));
         }
         Ok(engine)
     }
@@ -333,7 +333,7 @@ impl<P: Protocol> Engine<P> {
         }
         let registry = self.poll.registry();
         if let Err(error) = self.connections[index].connect(registry, Token(index)) {
-            self.failed(index, now, &format!("cannot connect: {error}"));
+            self.failed(index, now, &cannot_connect(&error));
         }
     }
 
@@ -404,7 +404,7 @@ impl<P: Protocol> Engine<P> {
                         self.ready(index);
                     }
                 }
-                Err(error) => return self.failed(index, self.clock.now(), &format!("cannot connect: {error}")),
+                Err(error) => return self.failed(index, self.clock.now(), &cannot_connect(&error)),
             }
         }
         self.flush(index);
@@ -538,4 +538,12 @@ impl<P: Protocol> Engine<P> {
         connection.state = State::Lost { until: now + pause };
         self.timers.push(Reverse((now + pause, index)));
     }
+}
+
+fn cannot_connect(error: &io::Error) -> String {
+    let advice = match error.kind() {
+        io::ErrorKind::ConnectionRefused => ": nothing listens there (any more): see the server's log",
+        _ => "",
+    };
+    format!("cannot connect: {error}{advice}")
 }

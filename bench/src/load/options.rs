@@ -5,13 +5,19 @@ use std::time::Duration;
 
 use super::broker::{Broker, Plan};
 use super::engine::{Pace, Timing};
+use super::process::require_directory;
 use super::target::{Credentials, Target};
 use super::threads::Drive;
 use super::{admin, cost, cpu};
+use crate::parts::require;
 use crate::run::{Failure, Load, Run};
 
 /// Most connections of one run: what one thread can drive without being the limit itself.
 pub const CONNECTIONS_MAX: usize = 4096;
+/// Of a topic that is created: what a broker may be configured to take.
+const PARTITIONS_MAX: u32 = 65_536;
+/// Most rounds that a load is divided into.
+pub const ROUNDS_MAX: usize = 1000;
 /// Far more messages per second than one machine can send.
 const RATE_MAX: f64 = 1e6;
 /// With a number of messages instead of a time, a run gives up after that long.
@@ -118,7 +124,7 @@ macro_rules! load_options {
             /// when its last answer came (closed loop)
             #[argh(option)]
             rate: Option<f64>,
-            /// load threads (default 1)
+            /// load threads, at most one for each connection (default 1)
             #[argh(option, default = "1")]
             threads: usize,
             /// CPUs of the load threads, such as 1 or 2-3
@@ -202,6 +208,8 @@ impl LoadOptions {
         if !(1..=CONNECTIONS_MAX).contains(&self.connections) {
             return wrong(format!("--connections {}: give 1 to {CONNECTIONS_MAX}", self.connections));
         }
+        require("--threads", self.threads, 1..=self.connections)?;
+        require("--partitions", self.partitions, 1..=PARTITIONS_MAX)?;
         if !(1..=batch_max).contains(&self.batch) {
             return wrong(format!(
                 "--batch {}: give 1 to {batch_max}, the most that one request may carry",
@@ -219,7 +227,7 @@ impl LoadOptions {
             return wrong(format!("--rate: give messages per second, more than 0 and at most {RATE_MAX}"));
         }
         if self.duration.is_zero() || self.messages == Some(0) {
-            return wrong("--duration and --messages must be more than 0".into());
+            return wrong("--duration and --messages: give more than 0".into());
         }
         if self.start && (!self.urls.is_empty() || self.broker_pid.is_some()) {
             return wrong("--start starts a broker of its own: leave out --url and --broker-pid".into());
@@ -240,6 +248,9 @@ impl LoadOptions {
         if self.load_spin && self.load_cpu.is_none() {
             return wrong("--load-spin keeps a core busy: say which with --load-cpu".into());
         }
+        if self.start {
+            require_directory(&self.directory)?;
+        }
         if let Some(pid) = self.broker_pid {
             if !std::path::Path::new(&format!("/proc/{pid}")).exists() {
                 return wrong(format!("--broker-pid {pid}: there is no such process"));
@@ -259,6 +270,7 @@ impl LoadOptions {
                     cpus: self.broker_cpus.clone(),
                     confine: self.confine,
                     arguments: self.broker_args.clone(),
+                    environment: Vec::new(),
                 }
                 .start()?,
             ),
@@ -384,6 +396,11 @@ mod tests {
         assert!(words(LoadOptions { urls: vec!["x".into()], ..good.clone() }).contains("leave out --url"));
         assert!(words(LoadOptions { start: false, confine: true, ..good.clone() }).contains("add --start"));
         assert!(words(LoadOptions { load_spin: true, ..good.clone() }).contains("--load-cpu"));
-        assert!(words(LoadOptions { connections: 0, ..good }).contains("--connections 0"));
+        assert!(words(LoadOptions { connections: 0, ..good.clone() }).contains("--connections 0"));
+        for threads in [0, 9999] {
+            let said = words(LoadOptions { threads, ..good.clone() });
+            assert!(said.contains(&format!("--threads {threads}: give 1 to 8")), "{said}");
+        }
+        assert!(words(LoadOptions { directory: "/nowhere/at/all".into(), ..good }).contains("no such directory"));
     }
 }

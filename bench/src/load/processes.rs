@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use nix::sys::signal::{kill, Signal};
-use nix::unistd::Pid;
+use rustix::process::{kill_process, Pid, Signal};
 
 /// Clock ticks of `/proc/<pid>/stat`: 100 a second on every Linux architecture in use.
-const TICK: Duration = Duration::from_millis(10);
+pub const TICK: Duration = Duration::from_millis(10);
 /// How often memory is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -20,9 +19,13 @@ struct Stat {
     cpu: Duration,
 }
 
+/// What stands behind the name in `/proc/<pid>/stat`; that may hold anything, parentheses included.
+pub fn stat_fields(line: &str) -> Option<Vec<&str>> {
+    Some(line.rsplit_once(')')?.1.split_whitespace().collect())
+}
+
 fn parse_stat(line: &str) -> Option<Stat> {
-    // The name may hold anything, parentheses included.
-    let fields: Vec<&str> = line.rsplit_once(')')?.1.split_whitespace().collect();
+    let fields = stat_fields(line)?;
     let ticks = fields.get(11..15)?.iter().map(|field| field.parse::<u32>().ok()).sum::<Option<u32>>()?;
     Some(Stat { parent: fields.get(1)?.parse().ok()?, cpu: TICK * ticks })
 }
@@ -74,17 +77,19 @@ impl Processes {
     /// Sends a signal to all of them.
     pub fn signal(self, signal: Signal) {
         for pid in self.stats().into_keys() {
-            if let Ok(pid) = i32::try_from(pid) {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
                 // It may have ended meanwhile.
-                let _ = kill(Pid::from_raw(pid), signal);
+                let _ = kill_process(pid, signal);
             }
         }
     }
 
     /// Kills all of them, and waits a little until they are gone: what they write is about to be removed.
     pub fn kill(self) {
+        // Stopped, none of them starts another one while they are looked up.
+        self.signal(Signal::STOP);
         let all: Vec<u32> = self.stats().into_keys().collect();
-        self.signal(Signal::SIGKILL);
+        self.signal(Signal::KILL);
         for _ in 0..100 {
             let lives =
                 |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "));

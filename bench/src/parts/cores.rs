@@ -11,15 +11,15 @@ use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use crate::run::Failure;
 
 /// The CPUs that `--cpus` names, or the first `count` that this process may use. Exactly `count` of them.
-pub fn choose(asked: Option<&str>, count: usize) -> Result<Vec<usize>, Failure> {
+pub fn choose(asked: Option<&[usize]>, count: usize) -> Result<Vec<usize>, Failure> {
     let allowed: CpuSet = system::allowed_cpus()?.into_iter().collect();
     choose_from(asked, count, &allowed)
 }
 
-fn choose_from(asked: Option<&str>, count: usize, allowed: &CpuSet) -> Result<Vec<usize>, Failure> {
+fn choose_from(asked: Option<&[usize]>, count: usize, allowed: &CpuSet) -> Result<Vec<usize>, Failure> {
     let plural = if count == 1 { "one CPU" } else { "two CPUs" };
-    let cpus = match asked {
-        Some(text) => CpuSet::parse(text).map_err(|why| Failure(format!("--cpus: {why}")))?,
+    let cpus: CpuSet = match asked {
+        Some(cpus) => cpus.iter().filter_map(|cpu| u32::try_from(*cpu).ok()).collect(),
         None => allowed.iter().take(count).collect(),
     };
     let forbidden = cpus.difference(allowed);
@@ -31,7 +31,7 @@ fn choose_from(asked: Option<&str>, count: usize, allowed: &CpuSet) -> Result<Ve
     }
     if cpus.len() != count {
         return Err(Failure(match asked {
-            Some(text) => format!("--cpus {text}: this measurement takes {plural}; this process may use {allowed}"),
+            Some(_) => format!("--cpus {cpus}: this measurement takes {plural}; this process may use {allowed}"),
             None => format!(
                 "this measurement needs {plural}, and this process may use {allowed} only: run it without taskset, or \
                  give the container more CPUs"
@@ -72,13 +72,12 @@ mod tests {
     #[test]
     fn a_cpu_that_is_not_ours_is_refused_with_those_that_are() {
         let allowed = CpuSet::parse("2-3").expect("a list");
-        let refused = |asked, count| choose_from(asked, count, &allowed).expect_err("refused").0;
-        assert!(refused(Some("3,7"), 2).contains("may not run on CPU 7; it may use 2-3"));
-        assert!(refused(Some("3"), 2).contains("takes two CPUs; this process may use 2-3"));
-        assert!(refused(Some("x"), 1).contains("is not a list of CPUs"));
+        let refused = |asked: Option<&[usize]>, count| choose_from(asked, count, &allowed).expect_err("refused").0;
+        assert!(refused(Some(&[3, 7][..]), 2).contains("may not run on CPU 7; it may use 2-3"));
+        assert!(refused(Some(&[3]), 2).contains("takes two CPUs; this process may use 2-3"));
         let one: CpuSet = [2].into_iter().collect();
         assert!(choose_from(None, 2, &one).expect_err("one only").0.contains("needs two CPUs"));
         assert_eq!(choose_from(None, 2, &allowed).expect("enough"), [2, 3]);
-        assert_eq!(choose_from(Some("3"), 1, &allowed).expect("ours"), [3]);
+        assert_eq!(choose_from(Some(&[3]), 1, &allowed).expect("ours"), [3]);
     }
 }

@@ -3,8 +3,9 @@
 
 pub mod cores;
 pub mod disks;
-pub mod scratch;
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,14 @@ pub fn seconds(flag: &str, value: f64) -> Result<Duration, Failure> {
         .ok()
         .filter(|duration| !duration.is_zero() && *duration <= Duration::from_secs(3600))
         .ok_or_else(|| Failure(format!("{flag} {value} is no length of time: give seconds, such as 2 or 0.5")))
+}
+
+/// Refuses the value of a flag that is not in its range, naming both.
+pub fn require<T: PartialOrd + Display>(flag: &str, value: T, range: RangeInclusive<T>) -> Result<(), Failure> {
+    match range.contains(&value) {
+        true => Ok(()),
+        false => Err(Failure(format!("{flag} {value}: give {} to {}", range.start(), range.end()))),
+    }
 }
 
 /// The value of a flag that is a list of counts, such as `1,8,64`.

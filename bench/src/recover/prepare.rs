@@ -1,7 +1,7 @@
 //! A data directory as a kill would leave it: made by the broker, filled by its own WAL and log code, closed by nobody.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use narad_shards::io::{FillBudget, Slice};
 use narad_shards::log::LogShared;
@@ -9,10 +9,11 @@ use narad_shards::meta::Incarnation;
 use narad_shards::rt;
 use narad_shards::wal::{NewWalRecord, Wal, WalOptions};
 
-use super::broker::Broker;
-use super::Kind;
+use super::{Kind, PATIENCE};
+use crate::load::admin::Admin;
+use crate::load::broker::Plan;
 use crate::log::{batch_of, open};
-use crate::parts::{cores, nanos};
+use crate::parts::cores;
 use crate::run::Failure;
 
 const TOPIC: &str = "bench";
@@ -20,15 +21,15 @@ const TOPIC: &str = "bench";
 const WAL_PARTITIONS: u32 = 8;
 /// Records of an append or a commit.
 const BATCH: usize = 256;
-const DISPATCH_NANOS_MAX: u64 = 30 * 1_000_000_000;
+const DISPATCH_MAX: Duration = Duration::from_secs(30);
 
 /// Fills `data`.
-pub fn directory(narad: &Path, data: &Path, cpu: usize, kind: &Kind, payload: usize) -> Result<(), Failure> {
+pub fn directory(plan: &Plan, data: &Path, cpu: usize, kind: &Kind, payload: usize) -> Result<(), Failure> {
     let partitions = match kind {
         Kind::Logs { partitions, .. } => (*partitions).max(WAL_PARTITIONS),
         _ => WAL_PARTITIONS,
     };
-    first_life(narad, data, cpu, partitions)?;
+    first_life(plan, data, partitions)?;
     let root = data.to_owned();
     match *kind {
         Kind::Empty => Ok(()),
@@ -62,21 +63,26 @@ pub fn directory(narad: &Path, data: &Path, cpu: usize, kind: &Kind, payload: us
 }
 
 /// The broker makes the directory and the topic, and commits one record: then the topic's directory is there.
-fn first_life(narad: &Path, data: &Path, cpu: usize, partitions: u32) -> Result<(), Failure> {
-    let broker = Broker::start(narad, data, cpu)?;
-    let topic = format!("{{\"name\":\"{TOPIC}\",\"partitions\":{partitions}}}");
-    broker.must("POST", "/v1/topics", topic.as_bytes(), 201)?;
-    broker.must("POST", &format!("/v1/topics/{TOPIC}/produce"), b"{}", 202)?;
+fn first_life(plan: &Plan, data: &Path, partitions: u32) -> Result<(), Failure> {
+    let broker = plan.start_on(data, PATIENCE)?;
+    let admin = Admin::new(&broker.target()?);
+    admin.ensure_topic(TOPIC, partitions)?;
+    let reply = admin.request("POST", &format!("/v1/topics/{TOPIC}/produce"), "{}")?;
+    if reply.status != 202 {
+        let text = String::from_utf8_lossy(&reply.body);
+        return Err(Failure(format!("the broker answered a produce with {} {text}", reply.status)));
+    }
     let marker = data.join("topics").join(TOPIC).join("incarnation");
-    let start = nanos();
+    let start = Instant::now();
     while !marker.is_file() {
-        if nanos() - start > DISPATCH_NANOS_MAX {
+        if start.elapsed() > DISPATCH_MAX {
             return Err(Failure(format!("the broker made no {} within 30 s", marker.display())));
         }
         std::thread::sleep(Duration::from_millis(2));
     }
     // The record's commit and the checkpoint behind it.
     std::thread::sleep(Duration::from_millis(500));
+    broker.kill();
     Ok(())
 }
 

@@ -58,7 +58,7 @@ pub fn drive_of(mount: &Mount) -> Option<PathBuf> {
     let (major, minor) = match mount.device {
         (0, _) => {
             let device = fs::metadata(&mount.source).ok()?.rdev();
-            (libc::major(device), libc::minor(device))
+            (rustix::fs::major(device), rustix::fs::minor(device))
         }
         device => device,
     };
@@ -90,8 +90,8 @@ pub fn below(drive: &Path) -> Vec<String> {
 pub struct Counters {
     /// Bytes written.
     pub written_bytes: u64,
-    /// Flushes of the write cache.
-    pub flushes: u64,
+    /// Flushes of the write cache, which Linux counts from 5.5 on.
+    pub flushes: Option<u64>,
 }
 
 /// The counters of the drive under `dir`.
@@ -102,7 +102,7 @@ pub fn counters(dir: &Path) -> Option<Counters> {
 
 fn parse_stat(stat: &str) -> Option<Counters> {
     let fields: Vec<u64> = stat.split_whitespace().filter_map(|field| field.parse().ok()).collect();
-    Some(Counters { written_bytes: fields.get(6)? * 512, flushes: *fields.get(15)? })
+    Some(Counters { written_bytes: fields.get(6)? * 512, flushes: fields.get(15).copied() })
 }
 
 #[cfg(test)]
@@ -127,7 +127,8 @@ mod tests {
     #[test]
     fn flushes_are_the_sixteenth_field() {
         let stat = "  1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17";
-        assert_eq!(parse_stat(stat), Some(Counters { written_bytes: 7 * 512, flushes: 16 }));
+        assert_eq!(parse_stat(stat), Some(Counters { written_bytes: 7 * 512, flushes: Some(16) }));
+        assert_eq!(parse_stat("1 2 3 4 5 6 7 8 9 10 11").and_then(|counters| counters.flushes), None);
         assert_eq!(parse_stat("1 2 3"), None);
     }
 }

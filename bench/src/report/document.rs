@@ -162,9 +162,16 @@ impl Document {
     pub fn read(path: &Path) -> Result<Document, Failure> {
         let shown = path.display();
         let text = fs::read_to_string(path)
-            .map_err(|error| Failure(format!("cannot read the earlier result {shown}: {error}")))?;
+            .map_err(|error| {
+            Failure(format!(
+                "--compare {shown}: cannot read it: {error}; name a JSON file that an earlier run wrote with --out, such as \
+                 results/produce.json"
+            ))
+        })?;
         let document: Document = serde_json::from_str(&text).map_err(|error| {
-            Failure(format!("{shown} is no result of narad-bench ({error}): name a JSON file that --out wrote"))
+            Failure(format!(
+                "--compare {shown}: that is no result of narad-bench ({error}); name a JSON file that --out wrote"
+            ))
         })?;
         if document.schema != SCHEMA {
             let schema = &document.schema;

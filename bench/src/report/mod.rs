@@ -16,7 +16,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-pub use block::counters;
+pub use block::{counters, Counters};
 pub use progress::Progress;
 pub use text::human;
 

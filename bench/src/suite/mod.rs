@@ -8,8 +8,10 @@ mod targets;
 use std::path::PathBuf;
 
 use argh::FromArgs;
+use narad_shards::io::system;
 
 use crate::device::paired;
+use crate::load::process::require_directory;
 use crate::report::{human, Progress};
 use crate::run::{Better, Failure, Load, Run, Table};
 use crate::Common;
@@ -26,7 +28,7 @@ pub struct Options {
     /// the broker's program (default: narad beside this program)
     #[argh(option)]
     pub binary: Option<PathBuf>,
-    /// only these parts: a list of device, ring, wal, log, accept, batch, fairness, recover, idle
+    /// only these parts: a list of device, ring, wal, log, accept, batch, fairness, recover, idle, versus
     #[argh(option)]
     pub only: Option<String>,
     /// everything shorter, to see that it works
@@ -36,9 +38,7 @@ pub struct Options {
 
 /// Measures. A part that fails is reported as failed; the others go on.
 pub fn run(common: &Common, options: &Options) -> Result<Run, Failure> {
-    if !options.dir.is_dir() {
-        return Err(Failure(format!("--dir {}: there is no such directory", options.dir.display())));
-    }
+    require_directory(&options.dir)?;
     let place =
         Place { dir: options.dir.clone(), binary: options.binary.clone(), cpus: allowed_cpus(), quick: options.quick };
     let parts = chosen(place.parts(), options.only.as_deref())?;
@@ -83,8 +83,7 @@ fn chosen(parts: Vec<Part>, only: Option<&str>) -> Result<Vec<Part>, Failure> {
 }
 
 fn allowed_cpus() -> Vec<usize> {
-    let Ok(set) = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0)) else { return Vec::new() };
-    (0..nix::sched::CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect()
+    system::allowed_cpus().map_or_else(|_| Vec::new(), |cpus| cpus.into_iter().map(|cpu| cpu as usize).collect())
 }
 
 fn run_part(suite: &mut Run, common: &Common, place: &Place, part: &Part, show: &dyn Fn(&str)) -> Result<(), Failure> {

@@ -99,7 +99,7 @@ impl Place {
         let http = |connections: usize| {
             let mut words = self.times();
             if let [server, load, ..] = self.cpus[..] {
-                words.extend(["--cpu", &server.to_string(), "--load-cpu", &load.to_string()].map(String::from));
+                words.extend(["--cpus", &server.to_string(), "--load-cpu", &load.to_string()].map(String::from));
             }
             Step::new("http", &format!("http --connections {connections}")).and(&words)
         };
@@ -107,14 +107,29 @@ impl Place {
             Step::new("recover", &long("recover --rounds 2", "recover --rounds 1 --wal 64MiB --partitions 8x1MiB"));
         recover = recover.and(&dir).and(&cpu);
         if let Some(binary) = &self.binary {
-            recover = recover.and(&["--narad".into(), binary.display().to_string()]);
+            recover = recover.and(&["--binary".into(), binary.display().to_string()]);
         }
         // Its duration is that of all its phases together.
-        let fairness = Step::new("fairness", &long("fairness", "fairness --rounds 1 --prefill 20000")).and(&start);
+        let fairness =
+            Step::new("fairness", &long("fairness", "fairness --rounds 1 --prefill 100000 --warmup 100ms")).and(&start);
         let fairness = fairness.and(&["--duration".into(), long("9s", "1s")]);
         let mut idle = Step::new("idle", &long("idle", "idle --warmup 1s --duration 1s")).and(&dir);
         if let Some(binary) = &self.binary {
             idle = idle.and(&["--binary".into(), binary.display().to_string()]);
+        }
+        // Of four rounds those can be left out in which the drive changed.
+        let mut versus = "versus --quick".to_string();
+        versus.push_str(match self.quick {
+            true => " --connections 8 --batches 1 --rounds 1 --duration 200ms",
+            false => " --rounds 4",
+        });
+        let mut versus = Step::new("versus", &versus).and(&dir);
+        if let Some(binary) = &self.binary {
+            versus = versus.and(&["--binary".into(), binary.display().to_string()]);
+        }
+        if let [broker, load, ..] = self.cpus[..] {
+            versus =
+                versus.and(&["--broker-cpus", &broker.to_string(), "--load-cpu", &load.to_string()].map(String::from));
         }
         let produce = |label: &str, words: &str| load(label, &format!("produce --rounds 1 {words}"));
         let mut parts = vec![
@@ -154,9 +169,10 @@ impl Place {
             single("fairness", fairness),
             single("recover", recover),
             single("idle", idle),
+            single("versus", versus),
         ];
         if self.cpus.len() < 2 {
-            parts.retain(|part| part.name != "ring");
+            parts.retain(|part| part.name != "ring" && part.name != "versus");
             for step in parts.iter_mut().flat_map(|part| &mut part.steps) {
                 step.words.retain(|word| word != "--load-spin" && word != "--confine");
             }
@@ -202,7 +218,7 @@ mod tests {
     #[test]
     fn a_lone_cpu_is_shared_without_pinning() {
         let parts = place(&[0], false).parts();
-        assert!(parts.iter().all(|part| part.name != "ring"));
+        assert!(parts.iter().all(|part| part.name != "ring" && part.name != "versus"));
         let words = parts.iter().flat_map(|part| &part.steps).flat_map(|step| &step.words);
         assert!(words.clone().all(|word| word != "--load-cpu" && word != "--confine"));
     }

@@ -1,6 +1,6 @@
 //! `narad-bench versus`: the same load against what a user would pick instead, side by side in one run.
 //!
-//! For each pair of connections and batch all brokers are started afresh. They run at the same time, on the same CPUs and
+//! For each pair of connections and batch (for a few cells together, with `--quick`) all brokers are started afresh. They run at the same time, on the same CPUs and
 //! the same drive, and only one of them at a time may do anything: the others are stopped (SIGSTOP), so that what one still
 //! has to tidy up is not paid by the next. Rounds of a second or two go round the brokers, and each begins with another one.
 
@@ -19,8 +19,10 @@ use argh::FromArgs;
 
 use crate::device::require_space;
 use crate::load::cpu;
-use crate::load::options::{counts, duration};
+use crate::load::options::{counts, duration, ROUNDS_MAX};
+use crate::load::process::require_directory;
 use crate::load::target::Credentials;
+use crate::parts::require;
 use crate::run::{Better, Failure, Load, Run};
 use crate::Common;
 use measure::{Bench, Cell, Operation, Settings, BATCH_MAX};
@@ -37,7 +39,7 @@ const BACKLOG_MAX: f64 = 600_000.0;
 #[derive(FromArgs)]
 #[argh(subcommand, name = "versus")]
 pub struct Options {
-    /// which ones: redis,rabbitmq,postgres,nats (default: all of them), or none
+    /// which ones: redis,rabbitmq,postgres,nats, or none (default: all that are installed)
     #[argh(option, from_str_fn(Kind::parse_list))]
     peers: Option<Vec<Kind>>,
     /// a broker that runs and speaks Narad's API (a Go Narad, another version); may be given several times
@@ -61,13 +63,13 @@ pub struct Options {
     /// bytes of a message (default 256)
     #[argh(option, default = "256")]
     payload: usize,
-    /// rounds of each broker in each cell (default 5; 1 with --quick)
+    /// rounds of each broker in each cell (default 5; 2 with --quick)
     #[argh(option)]
     rounds: Option<usize>,
     /// length of a round (default 1.5s; 1s with --quick)
     #[argh(option, from_str_fn(duration))]
     duration: Option<Duration>,
-    /// few and short rounds: to see that everything works
+    /// few and short rounds, and only some of the cells unless --connections or --batches say which (about four minutes)
     #[argh(switch)]
     quick: bool,
     /// where fresh data directories are made, and the drive is measured (default .)
@@ -75,7 +77,7 @@ pub struct Options {
     dir: PathBuf,
     /// CPUs of every broker, all processes and threads of it (default 0)
     #[argh(option, from_str_fn(cpu::parse))]
-    server_cpus: Option<Vec<usize>>,
+    broker_cpus: Option<Vec<usize>>,
     /// CPU of the load (default 1)
     #[argh(option, from_str_fn(cpu::parse))]
     load_cpu: Option<Vec<usize>>,
@@ -102,8 +104,8 @@ impl Options {
         self.batches.clone().unwrap_or_else(|| vec![1, BATCH_MAX as usize])
     }
 
-    fn server_cpus(&self) -> Vec<usize> {
-        self.server_cpus.clone().unwrap_or_else(|| vec![0])
+    fn broker_cpus(&self) -> Vec<usize> {
+        self.broker_cpus.clone().unwrap_or_else(|| vec![0])
     }
 
     fn load_cpu(&self) -> Vec<usize> {
@@ -122,13 +124,17 @@ impl Options {
                 self.payload
             ));
         }
-        if self.rounds == Some(0) || self.duration.is_some_and(|duration| duration.is_zero()) {
-            return wrong("--rounds and --duration must be more than 0".into());
+        if let Some(rounds) = self.rounds {
+            require("--rounds", rounds, 1..=ROUNDS_MAX)?;
         }
-        let (load, server) = (self.load_cpu(), self.server_cpus());
+        if self.duration.is_some_and(|duration| duration.is_zero()) {
+            return wrong("--duration: give more than 0".into());
+        }
+        require_directory(&self.dir)?;
+        let (load, server) = (self.load_cpu(), self.broker_cpus());
         if load.iter().any(|cpu| server.contains(cpu)) {
             return wrong(format!(
-                "--load-cpu {} is one of --server-cpus {}: the load would take time from the brokers that it measures",
+                "--load-cpu {} is one of --broker-cpus {}: the load would take time from the brokers that it measures",
                 cpu::list(&load),
                 cpu::list(&server)
             ));
@@ -141,7 +147,7 @@ impl Options {
         Ok(Place {
             scripts: self.scripts()?,
             directory: self.dir.clone(),
-            cpus: Some(self.server_cpus()),
+            cpus: Some(self.broker_cpus()),
             binary: self.binary.clone().unwrap_or(beside),
             arguments: self.broker_args.clone(),
             credentials: Credentials {
@@ -166,11 +172,20 @@ impl Options {
         })
     }
 
-    /// Connections and batch of the cells.
-    fn pairs(&self) -> Vec<(usize, u32)> {
+    /// What is measured on brokers that were started for it, one after the other.
+    fn groups(&self) -> Vec<Vec<Cell>> {
+        use Operation::{Consume, Produce};
+        let cell = |operation, connections, batch| Cell { operation, connections, batch };
+        if self.quick && self.connections.is_none() && self.batches.is_none() {
+            // Starting them all costs more than a cell.
+            return vec![
+                vec![cell(Produce, 1, 1), cell(Produce, 8, 1), cell(Produce, 64, 1), cell(Consume, 8, 1)],
+                vec![cell(Produce, 8, BATCH_MAX)],
+            ];
+        }
         let (connections, batches) = (self.connections(), self.batches());
         let pairs = batches.into_iter().flat_map(|batch| connections.iter().map(move |count| (*count, batch as u32)));
-        pairs.collect()
+        pairs.map(|(count, batch)| [Produce, Consume].map(|operation| cell(operation, count, batch)).to_vec()).collect()
     }
 
     fn describe(&self, run: &mut Run, rounds: usize, settings: &Settings) {
@@ -178,14 +193,20 @@ impl Options {
         let list = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         run.set("dir", self.dir.display());
         run.set("payload", self.payload);
-        run.set("batch", list(&self.batches()));
-        run.set("connections", format!("{}, each with one operation outstanding", list(&self.connections())));
+        let of_all = |of: fn(&Cell) -> usize| {
+            let mut all: Vec<usize> = self.groups().iter().flatten().map(of).collect();
+            all.sort_unstable();
+            all.dedup();
+            list(&all)
+        };
+        run.set("batch", of_all(|cell| cell.batch as usize));
+        run.set("connections", format!("{}, each with one operation outstanding", of_all(|cell| cell.connections)));
         run.set("rounds", rounds);
         run.set("duration_s", settings.duration.as_secs_f64());
         run.set("warmup_s", settings.warmup.as_secs_f64());
         run.set(
-            "server_cpus",
-            format!("{}, all processes and threads of every broker", cpu::list(&self.server_cpus())),
+            "broker_cpus",
+            format!("{}, all processes and threads of every broker", cpu::list(&self.broker_cpus())),
         );
         run.set("load_cpu", format!("{}, one thread", cpu::list(&self.load_cpu())));
         run.set("load_spin", self.load_spin);
@@ -204,12 +225,20 @@ fn measure(options: &Options) -> Result<Run, Failure> {
     let place = options.place()?;
     let mut kinds = vec![Kind::Narad];
     kinds.extend(options.narad_url.iter().map(|url| Kind::Url(url.clone())));
-    kinds.extend(options.peers.clone().unwrap_or_else(|| Kind::OTHERS.to_vec()));
+    let mut absent = Vec::new();
+    match &options.peers {
+        Some(peers) => kinds.extend(peers.iter().cloned()),
+        None => {
+            let (there, missing) = place.installed(&Kind::OTHERS);
+            kinds.extend(there);
+            absent = missing;
+        }
+    }
     place.check(&kinds)?;
     // Everything that is not a broker stays off the brokers' CPUs, what looks at memory included.
     cpu::pin(&options.load_cpu(), "--load-cpu")?;
 
-    let rounds = options.rounds.unwrap_or(if options.quick { 1 } else { 5 });
+    let rounds = options.rounds.unwrap_or(if options.quick { 2 } else { 5 });
     let default = Duration::from_millis(if options.quick { 1000 } else { 1500 });
     let settings = Settings {
         payload_bytes: options.payload,
@@ -225,25 +254,42 @@ fn measure(options: &Options) -> Result<Run, Failure> {
     run.set("device_method", bench.device_method());
 
     let mut proofs = Vec::new();
-    for kind in &kinds {
-        let mut peer = place.start(kind)?;
-        proofs.push((column(&peer), durability::prove(&bench, &mut peer)?));
+    let mut able = Vec::new();
+    for kind in kinds {
+        let proved = place.start(&kind).and_then(|mut peer| {
+            let proof = durability::prove(&bench, &mut peer)?;
+            Ok((column(&peer), proof))
+        });
+        match proved {
+            Ok(proof) => {
+                proofs.push(proof);
+                able.push(kind);
+            }
+            // Without ours there is nothing to compare; without one of the others there is.
+            Err(failure) if kind == Kind::Narad => return Err(failure),
+            Err(Failure(text)) => run.failures.push(format!("{}: left out: {text}", kind.name())),
+        }
     }
+    let kinds = able;
+    run.notes.extend(absent.into_iter().map(|Failure(text)| format!("left out: {text}")));
     table::add_proofs(&mut run, &proofs);
     let columns: Vec<Column> = proofs.into_iter().map(|(column, _)| column).collect();
     run.set("durability", promises(&columns));
 
     let (mut done, mut memories) = (Vec::new(), Vec::new());
-    let pairs = options.pairs();
-    for (number, (connections, batch)) in pairs.iter().enumerate() {
-        let title = format!("part {} of {}", number + 1, pairs.len());
-        let pair = Pair { connections: *connections, batch: *batch, rounds, title };
-        match pair.measure(&mut bench, &mut run, &place, &kinds, &columns) {
+    let groups = options.groups();
+    for (number, cells) in groups.iter().enumerate() {
+        let title = format!("part {} of {}", number + 1, groups.len());
+        let together = Together { cells, rounds, title };
+        match together.measure(&mut bench, &mut run, &place, &kinds, &columns) {
             Ok((cells, memory)) => {
                 done.extend(cells);
                 memories.extend(memory);
             }
-            Err(Failure(text)) => run.failures.push(format!("{connections} connections, batches of {batch}: {text}")),
+            Err(Failure(text)) => {
+                let titles: Vec<String> = cells.iter().map(Cell::title).collect();
+                run.failures.push(format!("{}: {text}", titles.join("; ")));
+            }
         }
     }
     table::add_cells(&mut run, &done);
@@ -252,16 +298,14 @@ fn measure(options: &Options) -> Result<Run, Failure> {
     Ok(run)
 }
 
-/// Produce and consume with the same connections and batch, on brokers that were started for it: no cell finds what
-/// another has left.
-struct Pair {
-    connections: usize,
-    batch: u32,
+/// Cells that are measured on the same brokers, which were started for them: they find nothing that others have left.
+struct Together<'a> {
+    cells: &'a [Cell],
     rounds: usize,
     title: String,
 }
 
-impl Pair {
+impl Together<'_> {
     fn measure<'a>(
         &self,
         bench: &mut Bench,
@@ -279,13 +323,15 @@ impl Pair {
             peers.push(peer);
         }
         let mut done: Vec<Cells<'a>> = Vec::new();
-        for operation in [Operation::Produce, Operation::Consume] {
-            let cell = Cell { operation, connections: self.connections, batch: self.batch };
+        for cell in self.cells {
+            // As fast as they were with the same connections and batch.
+            let alike = |known: &&Cells| known.cell.connections == cell.connections && known.cell.batch == cell.batch;
+            let produced = done.iter().rev().find(alike);
             let expected: Vec<f64> = (0..peers.len())
-                .map(|index| done.first().and_then(|produced| rate(&produced.rounds[index])).unwrap_or(1000.0))
+                .map(|index| produced.and_then(|produced| rate(&produced.rounds[index])).unwrap_or(1000.0))
                 .collect();
-            let rounds = one_cell(bench, run, &peers, &cell, self.rounds, expected, &self.title);
-            done.push(Cells { columns, cell, rounds });
+            let rounds = one_cell(bench, run, &peers, cell, self.rounds, expected, &self.title);
+            done.push(Cells { columns, cell: *cell, rounds });
         }
         let memories = peers.iter().zip(at_start).filter_map(|(peer, at_start)| {
             let (at_end, kept) = (memory(peer)?, peer.kept());
@@ -297,10 +343,13 @@ impl Pair {
     /// What a fast broker may write: each message twice.
     fn space_bytes(&self, bench: &Bench) -> u64 {
         let settings = &bench.settings;
-        let rate_per_s = if self.batch == 1 { 50_000.0 } else { 400_000.0 };
-        let round = (settings.warmup + settings.duration).as_secs_f64() * rate_per_s;
-        let messages = round.min(measure::ROUND_MAX as f64) * self.rounds as f64;
-        messages as u64 * settings.payload_bytes as u64 * 2
+        let messages = |cell: &Cell| {
+            let rate_per_s = if cell.batch == 1 { 50_000.0 } else { 400_000.0 };
+            let round = (settings.warmup + settings.duration).as_secs_f64() * rate_per_s;
+            round.min(measure::ROUND_MAX as f64) * self.rounds as f64
+        };
+        let produced = self.cells.iter().filter(|cell| cell.operation == Operation::Produce);
+        produced.map(messages).sum::<f64>() as u64 * settings.payload_bytes as u64 * 2
     }
 }
 
@@ -399,4 +448,23 @@ fn add_device(run: &mut Run, done: &[Cells<'_>]) {
     run.notes.push(
         "flushes are the whole device's, whoever asked for them; on a drive with FUA a write may be durable without one".into(),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cells(line: &str) -> Vec<Vec<String>> {
+        let words: Vec<&str> = line.split(' ').collect();
+        let options = Options::from_args(&["narad-bench", "versus"], &words).expect("a good line");
+        options.groups().iter().map(|group| group.iter().map(Cell::key).collect()).collect()
+    }
+
+    #[test]
+    fn quick_measures_some_cells_unless_it_is_told_which() {
+        let some = [vec!["produce.c1.b1", "produce.c8.b1", "produce.c64.b1", "consume.c8.b1"], vec!["produce.c8.b100"]];
+        assert_eq!(cells("--quick"), some);
+        assert_eq!(cells("--quick --connections 2 --batches 3"), [["produce.c2.b3", "consume.c2.b3"]]);
+        assert_eq!(cells("--rounds 1").len(), 6, "each number of connections with each batch");
+    }
 }

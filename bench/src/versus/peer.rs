@@ -124,11 +124,22 @@ impl Place {
         }
     }
 
+    /// Which of these can be run here, and what is missing for the others.
+    pub fn installed(&self, kinds: &[Kind]) -> (Vec<Kind>, Vec<Failure>) {
+        let (mut there, mut missing) = (Vec::new(), Vec::new());
+        for kind in kinds {
+            match self.recipe(kind).check() {
+                Ok(()) => there.push(kind.clone()),
+                Err(failure) => missing.push(failure),
+            }
+        }
+        (there, missing)
+    }
+
     /// Fails with everything that is missing to run these, all at once.
     pub fn check(&self, kinds: &[Kind]) -> Result<(), Failure> {
-        let ours = kinds.iter().filter(|kind| !matches!(kind, Kind::Url(_)));
-        let missing: Vec<String> =
-            ours.filter_map(|kind| self.recipe(kind).check().err()).map(|Failure(text)| text).collect();
+        let ours: Vec<Kind> = kinds.iter().filter(|kind| !matches!(kind, Kind::Url(_))).cloned().collect();
+        let missing: Vec<String> = self.installed(&ours).1.into_iter().map(|Failure(text)| text).collect();
         match missing.is_empty() {
             true => Ok(()),
             false => Err(Failure(format!("{}\nor leave them out: --peers with the others", missing.join("\n")))),
@@ -150,8 +161,8 @@ impl Place {
             admin.ensure_topic(TOPIC, PARTITIONS)?;
         }
         let (promise, durable) = match kind {
-            Kind::Narad => ("202: synced".to_owned(), true),
-            Kind::Url(_) => ("202: whatever that broker means by it".to_owned(), true),
+            Kind::Narad => ("202, synced".to_owned(), true),
+            Kind::Url(_) => ("202, whatever that broker means by it".to_owned(), true),
             Kind::Redis => ("appendfsync always".to_owned(), true),
             Kind::Rabbitmq => ("quorum queue, publisher confirms".to_owned(), true),
             Kind::Postgres => ("synchronous_commit=on".to_owned(), true),

@@ -1,14 +1,15 @@
 //! A server started by one of the scripts in `bench/peers`, in a fresh directory; killed, and its data removed, when it is
 //! dropped or when this program is told to stop.
 
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use nix::sys::signal::Signal;
+use rustix::process::Signal;
 
-use crate::load::cpu;
-use crate::load::process::{noted_process, Home};
+use crate::load::process::{noted_process, run, Home};
 use crate::load::processes::Processes;
 use crate::run::Failure;
 
@@ -49,31 +50,41 @@ impl Recipe {
         Ok(server)
     }
 
-    fn script_says(&self, words: &[&str]) -> Result<(), Failure> {
+    fn script_says(&self, words_given: &[&str]) -> Result<(), Failure> {
         let script = self.script.display();
         let mut command = Command::new(&self.script);
-        command.args(words).envs(self.environment.iter().cloned()).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(words_given).envs(self.environment.iter().cloned()).stdin(Stdio::null()).stdout(Stdio::null());
         // What a server inherits must not be a pipe that somebody waits for: the script's words go to a file.
-        let path = std::env::temp_dir().join(format!("narad-bench-{}-says", std::process::id()));
-        let unwritable = |error| Failure(format!("{}: cannot write there: {error}; set TMPDIR", path.display()));
-        command.stderr(std::fs::File::create(&path).map_err(unwritable)?);
-        // A child inherits the placement of the thread that starts it.
-        let status = std::thread::scope(|scope| {
-            let run = || {
-                self.cpus.as_ref().map_or(Ok(()), |cpus| cpu::pin(cpus, "--server-cpus"))?;
-                command.status().map_err(|error| {
-                    Failure(format!("{script}: cannot run it: {error}; --scripts names the directory of such scripts"))
-                })
-            };
-            scope.spawn(run).join().unwrap_or_else(|_| Err(Failure(format!("starting {script} panicked"))))
-        });
-        let said = std::fs::read_to_string(&path).unwrap_or_default();
-        let _ = std::fs::remove_file(&path);
-        match status?.success() {
-            true => Ok(()),
-            false => Err(Failure(said.trim().to_owned())),
+        let mut said = unnamed_file()?;
+        command.stderr(said.try_clone()?);
+        let status = run(&mut command, self.cpus.as_deref())?.map_err(|error| {
+            Failure(format!("{script}: cannot run it: {error}; --scripts names the directory of such scripts"))
+        })?;
+        if status.success() {
+            return Ok(());
         }
+        let mut words = String::new();
+        said.rewind()?;
+        said.read_to_string(&mut words)?;
+        let words = match words.trim() {
+            "" => format!("{script} {}: failed without a word ({status})", words_given.join(" ")),
+            words => words.to_owned(),
+        };
+        Err(Failure(words))
     }
+}
+
+/// A file that is gone with this program, however that ends.
+fn unnamed_file() -> Result<File, Failure> {
+    let path = std::env::temp_dir().join(format!("narad-bench-{}-says", std::process::id()));
+    let open = || {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+        std::fs::remove_file(&path)?;
+        Ok(file)
+    };
+    open().map_err(|error: std::io::Error| {
+        Failure(format!("{}: cannot write there: {error}; set TMPDIR to a directory where one can", path.display()))
+    })
 }
 
 /// The first of [`PORTS`] loopback ports in a row that were free a moment ago.
@@ -125,11 +136,11 @@ impl Server {
 
     /// Lets it do nothing at all until it is resumed.
     pub fn pause(&self) {
-        self.processes().signal(Signal::SIGSTOP);
+        self.processes().signal(Signal::STOP);
     }
 
     pub fn resume(&self) {
-        self.processes().signal(Signal::SIGCONT);
+        self.processes().signal(Signal::CONT);
     }
 }
 

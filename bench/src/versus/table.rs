@@ -10,6 +10,9 @@ const MIB: f64 = (1 << 20) as f64;
 const BUSY: f64 = 0.9;
 /// Pairs of rounds that are enough to leave out those in which the drive changed.
 const PAIRS_MIN: usize = 3;
+/// Verdicts on a cell in which there is nothing to divide.
+const NO_FIGURE: &str = "no figure of ours";
+const NOBODY: &str = "nobody to compare with";
 /// A ratio that near to 1 says nothing.
 const NEAR: f64 = 0.05;
 
@@ -74,14 +77,14 @@ impl Cells<'_> {
 
     /// What a reader wants to know: ahead of the best durable one, level, or behind; and whom that is.
     fn verdict(&self) -> String {
-        if self.spread(0, |round| round.rate_per_s).is_none() {
-            return "no figure of ours".into();
-        }
         let by_rate = self.best(|round| round.rate_per_s, false);
         let by_p99 = self.best(|round| quantile(round, 0.99), true);
-        let (Some(by_rate), Some(by_p99)) = (by_rate, by_p99) else { return "nobody to compare with".into() };
+        let (Some(by_rate), Some(by_p99)) = (by_rate, by_p99) else { return NOBODY.into() };
+        if self.spread(0, |round| round.rate_per_s).is_none() {
+            return NO_FIGURE.into();
+        }
         let (Some(rate), Some(p99)) = (self.ratio(by_rate), self.ratio(by_p99)) else {
-            return "no round of both".into();
+            return NOBODY.into();
         };
         let (rate, p99) = (rate.rate, p99.p99);
         let inverse = Spread { median: 1.0 / p99.median, low: 1.0 / p99.high, high: 1.0 / p99.low, count: p99.count };
@@ -152,7 +155,10 @@ impl Cells<'_> {
         figures.rows.push(vec![
             cell.clone(),
             self.columns[column].name.clone(),
-            format!("{:.0} ({:.0} to {:.0})", rate.median, rate.low, rate.high),
+            match rate.count {
+                1 => format!("{:.0}", rate.median),
+                _ => format!("{:.0} ({:.0} to {:.0})", rate.median, rate.low, rate.high),
+            },
             format!("{:.0}", p50 / 1e3),
             format!("{:.0}", p99 / 1e3),
             short(over_device),
@@ -239,17 +245,26 @@ pub fn add_cells(run: &mut Run, cells: &[Cells<'_>]) {
     for cell in cells {
         cell.add(run, &mut ratios, &mut figures);
     }
-    let behind: Vec<String> = ratios
+    let judged: Vec<(&String, &String)> = ratios
         .rows
         .iter()
-        .filter_map(|row| Some((row.first()?, row.last().filter(|verdict| verdict.contains("BEHIND"))?)))
+        .filter_map(|row| row.first().zip(row.last()))
+        .filter(|(_, verdict)| *verdict != NOBODY)
+        .collect();
+    let behind: Vec<String> = judged
+        .iter()
+        .filter(|(_, verdict)| verdict.contains("BEHIND") || *verdict == NO_FIGURE)
         .map(|(cell, verdict)| format!("{cell}: {verdict}"))
         .collect();
-    run.figure("versus.cells", cells.len() as f64, "count", Better::Neither);
-    run.figure("versus.cells_behind", behind.len() as f64, "count", Better::Lower);
-    run.notes.push(match behind.is_empty() {
-        true => "Narad is behind in no cell.".to_owned(),
-        false => format!("Narad is behind in {} of {} cells: {}.", behind.len(), cells.len(), behind.join(". ")),
+    let count = judged.len();
+    run.figure("versus.cells", count as f64, "count", Better::Neither);
+    if count > 0 {
+        run.figure("versus.cells_behind", behind.len() as f64, "count", Better::Lower);
+    }
+    run.notes.push(match behind.len() {
+        _ if count == 0 => "There was no durable broker to compare with: no cell was judged.".to_owned(),
+        0 => format!("Narad is behind in none of {count} cells."),
+        _ => format!("Narad is BEHIND in {} of {count} cells: {}.", behind.len(), behind.join(". ")),
     });
     run.tables.push(ratios);
     run.tables.push(figures);
@@ -390,10 +405,24 @@ mod tests {
         assert_eq!(won.verdict(), "ahead on rate (2.00 of redis); ahead on p99 (0.50 of redis)");
         let mut run = Run::new("versus");
         add_cells(&mut run, &[lost, won]);
-        assert!(run.notes[0].starts_with("Narad is behind in 1 of 2 cells: produce, 8 connections, single: BEHIND"));
+        assert!(run.notes[0].starts_with("Narad is BEHIND in 1 of 2 cells: produce, 8 connections, single: BEHIND"));
         assert_eq!(run.tables[0].rows[0][1], "0.50 / 2.00");
         assert!(run.tables.iter().all(|table| table.rows.iter().all(|row| row.len() == table.head.len())));
         assert_eq!(run.value("versus.produce.c8.b1.narad.cpu_per_million"), Some(2.0));
+    }
+
+    #[test]
+    fn a_cell_without_a_figure_of_ours_is_lost_and_one_without_a_rival_is_not_judged() {
+        let columns = columns();
+        let (some, none) = (vec![round(100.0, 1000)], vec![None]);
+        let mut run = Run::new("versus");
+        let silent = cells(&columns, none.clone(), some.clone(), some.clone());
+        add_cells(&mut run, &[silent, cells(&columns, some.clone(), none.clone(), some.clone())]);
+        assert_eq!((run.value("versus.cells"), run.value("versus.cells_behind")), (Some(1.0), Some(1.0)));
+        let mut run = Run::new("versus");
+        add_cells(&mut run, &[cells(&columns, some.clone(), none, some)]);
+        assert_eq!(run.value("versus.cells_behind"), None);
+        assert!(run.notes[0].contains("no cell was judged"), "{:?}", run.notes);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One commit: encode, write durably, read back, check, show (storage 2.4).
+//! One commit: encode, write durably, read back, check, show.
 
 use std::fmt;
 use std::rc::Rc;

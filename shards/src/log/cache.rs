@@ -1,4 +1,4 @@
-//! Recent frames of all logs of a shard, decoded and checked, in a bounded amount of memory (storage 2.10).
+//! Recent frames of all logs of a shard, decoded and checked, in a bounded amount of memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};

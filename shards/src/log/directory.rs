@@ -1,4 +1,4 @@
-//! Topic directories: does what lies under a name belong to the live topic? (storage 2.1, 2.2)
+//! Topic directories: does what lies under a name belong to the live topic?
 //!
 //! A directory is served only if its marker carries the incarnation of the topic's record. One of another incarnation
 //! is set aside under `<name>.stale-<id>`, never served, and removed only once the caller has had it confirmed that the

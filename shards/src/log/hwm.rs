@@ -1,4 +1,4 @@
-//! The `hwm` file: the exact boundary of a cleanly closed log, in 8 bytes (storage 2.6). Pure.
+//! The `hwm` file: the exact boundary of a cleanly closed log, in 8 bytes. Pure.
 //!
 //! The low 48 bits are the boundary, the high 16 bits a check of it: a flipped bit must not hide records that were
 //! confirmed. What does not verify counts as empty, which is always safe (S47). To empty the file is to write eight

@@ -1,4 +1,4 @@
-//! Opening a log: find its segments, recover the last one, settle the boundary (storage 2.6, 2.7).
+//! Opening a log: find its segments, recover the last one, settle the boundary.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

@@ -308,7 +308,7 @@ impl PartitionLog {
                 segments: state.segments(),
                 bytes: state.bytes(),
                 oldest_ms: state.oldest_ms(),
-                front_last_ms: state.at_close.as_ref().map_or_else(|| state.front_age(), |past| past.front_last_ms),
+                front_age: state.at_close.as_ref().map_or_else(|| state.front_age(), |past| past.front_age),
             });
             if phase == Phase::Closed {
                 state.active = None;

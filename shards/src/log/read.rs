@@ -1,4 +1,4 @@
-//! Reading: cache, then the frame on disk, checked on every load (storage 2.10).
+//! Reading: cache, then the frame on disk, checked on every load.
 
 use std::io;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Verdict on the last segment of a log (storage 2.7). Pure: bytes in, verdict out.
+//! Verdict on the last segment of a log. Pure: bytes in, verdict out.
 //!
 //! Tear or rot (E8): bytes that hold no frame, with valid frames behind them, are a torn tail unless something proves
 //! that they were once synced. A frame's mark names the first offset of its commit, and a log has one commit in flight:

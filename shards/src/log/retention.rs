@@ -1,5 +1,5 @@
 //! Retention of one log: whole segments leave from the front once their last record is older than the bound, never by
-//! size, and never the active one (storage 2.8).
+//! size, and never the active one.
 //!
 //! A pass has three steps. An active segment whose last write has expired is sealed (S69). Expired segments are
 //! detached in memory, in one turn (S73): from then on the oldest retained offset is behind them. Their files are
@@ -38,7 +38,7 @@ pub(super) struct AtClose {
     pub segments: u64,
     pub bytes: u64,
     pub oldest_ms: Option<u64>,
-    pub front_last_ms: FrontAge,
+    pub front_age: FrontAge,
 }
 
 /// When the segment that goes next was written last.
@@ -110,7 +110,7 @@ impl PartitionLog {
     /// When the segment that goes next was written last. Of a closed log: as it was when it was closed.
     pub fn front_age(&self) -> FrontAge {
         let state = self.inner.state.borrow();
-        state.at_close.as_ref().map_or_else(|| state.front_age(), |figures| figures.front_last_ms)
+        state.at_close.as_ref().map_or_else(|| state.front_age(), |figures| figures.front_age)
     }
 
     /// Resolves when nothing is under way any more that names a file of this log, which has been retired or closed:
@@ -243,7 +243,7 @@ impl PartitionLog {
         };
         self.inner.shared.cache.forget(self.inner.id, base, end);
         self.inner.retention.detached.borrow_mut().push_back(base);
-        tracing::info!(dir = %self.inner.dir.display(), first = base, until = end, "retention: expired segment removed");
+        tracing::info!(dir = %self.inner.dir.display(), first = base, until = end, "retention: expired segment taken out of the log; its file is removed next");
         true
     }
 

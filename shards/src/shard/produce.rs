@@ -1,5 +1,5 @@
 //! Accept stage: pick the partition, append to this core's WAL, wait for the group's sync. Touches nothing that
-//! another core touches (design §1).
+//! another core touches.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ impl Shard {
         let topic = self.inner.topics.borrow().get(topic).cloned().ok_or(ProduceError::TopicNotFound)?;
         let partition =
             topic.pick(record.key, record.partition).ok_or(ProduceError::PartitionOutOfRange { index: 0 })?;
-        self.admit().map_err(|error| self.count_rejection(topic.incarnation, error))?;
+        self.admit().await.map_err(|error| self.count_rejection(topic.incarnation, error))?;
         let record = NewWalRecord {
             topic: &topic.name,
             incarnation: topic.incarnation,
@@ -39,7 +39,7 @@ impl Shard {
                 return Err(ProduceError::PartitionOutOfRange { index });
             }
         }
-        self.admit().map_err(|error| self.count_rejection(topic.incarnation, error))?;
+        self.admit().await.map_err(|error| self.count_rejection(topic.incarnation, error))?;
         let accepted_at_ms = rt::wall_clock_ms();
         let mut staged = Vec::with_capacity(records.len());
         for (index, record) in records.iter().enumerate() {
@@ -58,15 +58,16 @@ impl Shard {
         appended.map(drop).map_err(|error| self.count_rejection(topic.incarnation, produce_error(error)))
     }
 
-    fn admit(&self) -> Result<(), ProduceError> {
+    async fn admit(&self) -> Result<(), ProduceError> {
+        // A latched WAL answers 500 whatever the disk has free: the operator must see the failure, not its cause.
+        let room = self.inner.wal.failed().is_some() || self.inner.reserve.has_room().await;
         if self.inner.draining.get() {
             return Err(ProduceError::Draining);
         }
-        // A latched WAL answers 500 whatever the disk has free: the operator must see the failure, not its cause.
-        if self.inner.wal.failed().is_none() && !self.inner.reserve.has_room() {
-            return Err(ProduceError::DiskReserve);
+        match room {
+            true => Ok(()),
+            false => Err(ProduceError::DiskReserve),
         }
-        Ok(())
     }
 }
 

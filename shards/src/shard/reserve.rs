@@ -6,10 +6,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::io::Disk;
+use crate::rt::sync::Notify;
 use crate::rt::{self, Instant, Queue};
 
-/// How old an answer may be while records come in. An idle shard asks nothing.
-const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
+/// How old an answer may be that a record is taken or refused by. An idle shard asks nothing, so whoever comes after a
+/// pause waits for a new one: others may have filled the disk meanwhile.
+const SAMPLE_AGE_MAX: Duration = Duration::from_millis(250);
+/// Under load the next answer is asked for so early that nobody waits for it.
+const ASK_AFTER: Duration = Duration::from_millis(125);
 
 #[derive(Clone)]
 pub struct DiskReserve {
@@ -20,25 +24,41 @@ struct State {
     disk: Disk,
     reserve_bytes: u64,
     room: Cell<bool>,
-    sampled: Cell<Instant>,
+    sampled_at: Cell<Instant>,
     sampling: Cell<bool>,
+    sampled: Notify,
 }
 
 impl DiskReserve {
+    /// Call [`DiskReserve::refresh`] before the first record.
     pub fn new(disk: Disk, reserve_bytes: u64) -> DiskReserve {
-        let (room, sampled, sampling) = (Cell::new(true), Cell::new(rt::now()), Cell::new(false));
-        DiskReserve { state: Rc::new(State { disk, reserve_bytes, room, sampled, sampling }) }
+        let state = State {
+            disk,
+            reserve_bytes,
+            room: Cell::new(true),
+            sampled_at: Cell::new(rt::now()),
+            sampling: Cell::new(false),
+            sampled: Notify::default(),
+        };
+        DiskReserve { state: Rc::new(state) }
     }
 
-    /// Whether a produce may be taken, by the last sample; starts the next one when that is old. So a shard that
-    /// refuses keeps looking as long as somebody asks, and heals by itself.
-    pub fn has_room(&self) -> bool {
+    /// Whether a produce may be taken, by a sample that is young enough. A shard that refuses keeps looking as long as
+    /// somebody asks, and heals by itself.
+    pub async fn has_room(&self) -> bool {
         let state = &self.state;
-        if rt::now() - state.sampled.get() >= SAMPLE_INTERVAL && !state.sampling.replace(true) {
-            let this = self.clone();
-            rt::spawn(Queue::Background, async move { this.refresh().await });
+        loop {
+            let age = rt::now() - state.sampled_at.get();
+            if age >= ASK_AFTER && !state.sampling.replace(true) {
+                // A task of its own: a caller that goes away takes no sample with it.
+                let this = self.clone();
+                rt::spawn(Queue::Foreground, async move { this.refresh().await });
+            }
+            if age < SAMPLE_AGE_MAX {
+                return state.room.get();
+            }
+            state.sampled.notified().await;
         }
-        state.room.get()
     }
 
     pub async fn refresh(&self) {
@@ -54,7 +74,50 @@ impl DiskReserve {
                 ),
             }
         }
-        state.sampled.set(rt::now());
+        state.sampled_at.set(rt::now());
         state.sampling.set(false);
+        state.sampled.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::io::sim::{DiskOptions, SimDisk};
+    use crate::rt::sim;
+
+    const BYTES: u64 = 1 << 20;
+
+    #[test]
+    fn e22_after_a_pause_no_old_sample_decides() {
+        sim::run(1, async {
+            let disk = SimDisk::with(1, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
+            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2);
+            reserve.refresh().await;
+            assert!(reserve.has_room().await);
+            rt::sleep(Duration::from_secs(3600)).await;
+            disk.set_capacity(Some(0));
+            assert!(!reserve.has_room().await, "accepted by what was free an hour ago");
+            disk.set_capacity(Some(BYTES));
+            rt::sleep(SAMPLE_AGE_MAX).await;
+            // Whoever goes away while he waits leaves nothing behind that others wait for.
+            assert!(rt::timeout(Duration::from_nanos(1), reserve.has_room()).await.is_err());
+            assert!(reserve.has_room().await, "it heals by itself");
+        });
+    }
+
+    #[test]
+    fn e22_under_load_nobody_waits_for_a_sample() {
+        sim::run(2, async {
+            let disk = SimDisk::with(2, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
+            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2);
+            reserve.refresh().await;
+            for _ in 0..100 {
+                rt::sleep(Duration::from_millis(10)).await;
+                let asked = rt::now();
+                assert!(reserve.has_room().await);
+                assert_eq!(rt::now(), asked);
+            }
+        });
     }
 }

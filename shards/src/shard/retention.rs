@@ -1,4 +1,4 @@
-//! Sweeps this shard's logs: old records leave (storage 2.8), logs that nobody uses are closed (2.9), and closed ones
+//! Sweeps this shard's logs: old records leave, logs that nobody uses are closed, and closed ones
 //! are looked after all the same. One task and one timer for all of them (S65, S85).
 
 use std::cell::RefCell;
@@ -39,6 +39,17 @@ impl Default for RetentionOptions {
             open_logs_max: 8192,
         }
     }
+}
+
+/// How a pass over one log ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Done,
+    /// The log rests, or the node stops.
+    NotMade,
+    Panicked,
+    /// Left behind after [`PASS_PATIENCE`].
+    Hung,
 }
 
 #[derive(Default)]
@@ -100,29 +111,27 @@ impl Inner {
         self.close_crowd().await;
     }
 
-    /// One pass over one log. `false` when it did not end well.
-    async fn pass(&self, partition: &Partition, log: &PartitionLog) -> bool {
+    async fn pass(&self, partition: &Partition, log: &PartitionLog) -> Pass {
         if !log.may_have_expired() {
-            return true;
+            return Pass::Done;
         }
         if rt::now() < partition.rests_until.get() {
-            return false;
+            return Pass::NotMade;
         }
         let passing = log.clone();
         let pass = rt::spawn(Queue::Background, async move { rt::contain(passing.retain()).await });
         let patience = rt::timeout(PASS_PATIENCE, pass);
-        let Ok(outcome) = rt::first_of(patience, self.reaper.stopping.notified()).await else { return false };
-        let failed = match outcome {
-            Ok(Ok(())) => None,
-            Ok(Err(panic)) => Some(panic),
-            Err(rt::Elapsed) => Some(format!("not done after {PASS_PATIENCE:?}; the disk hangs")),
+        let Ok(outcome) = rt::first_of(patience, self.reaper.stopping.notified()).await else { return Pass::NotMade };
+        let (ended, cause) = match outcome {
+            Ok(Ok(())) => return Pass::Done,
+            Ok(Err(panic)) => (Pass::Panicked, panic),
+            Err(rt::Elapsed) => (Pass::Hung, format!("not done after {PASS_PATIENCE:?}; the disk hangs")),
         };
-        let Some(cause) = failed else { return true };
         self.reaper.metrics.borrow_mut().passes_abandoned += 1;
         partition.rests_until.set(rt::now() + REST);
         tracing::error!(dir = %log.dir().display(), %cause,
             "retention: pass over a partition failed; it is left alone for {REST:?}, the others go on");
-        false
+        ended
     }
 
     /// Opens a closed log that holds an expired segment, sweeps it once and closes it (S76). What a closed log holds is
@@ -142,10 +151,10 @@ impl Inner {
             }
         };
         let opened_at = log.touched_at();
-        if self.pass(partition, &log).await {
-            self.reaper.metrics.borrow_mut().cold_swept += 1;
-        } else {
-            self.reaper.metrics.borrow_mut().cold_failed += 1;
+        match self.pass(partition, &log).await {
+            Pass::Done => self.reaper.metrics.borrow_mut().cold_swept += 1,
+            Pass::Panicked => self.reaper.metrics.borrow_mut().cold_panics += 1,
+            Pass::NotMade | Pass::Hung => {}
         }
         if log.touched_at() == opened_at {
             self.close_unused(partition, &log).await;

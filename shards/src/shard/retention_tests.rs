@@ -266,6 +266,21 @@ fn n54_3_s75_a_pass_that_hangs_stops_nobody_else() {
 }
 
 #[test]
+fn s76_a_pass_over_a_closed_log_that_hangs_is_no_panic() {
+    sim::run(8, async {
+        let topics = [topic("orders", 1, HOUR.as_millis() as u64)];
+        let retention = sweeping(Some(10 * SECOND), Some(60 * SECOND));
+        let bench = Bench::start(SimDisk::new(8), retention, &topics).await;
+        bench.produce("orders").await;
+        rt::sleep(HOUR - 10 * SECOND).await;
+        bench.disk.inject(NthCall::new(Op::Remove, 1, Fault::Stall(HOUR)).on("orders/"));
+        rt::sleep(300 * SECOND).await;
+        let metrics = bench.metrics().await.retention;
+        assert_eq!((metrics.passes_abandoned, metrics.cold_panics, metrics.cold_swept), (1, 0, 0));
+    });
+}
+
+#[test]
 fn s77_a_changed_retention_reaches_every_open_log() {
     sim::run(6, async {
         let bench = Bench::start(SimDisk::new(6), sweeping(None, None), &[topic("orders", 1, 0)]).await;

@@ -1,6 +1,6 @@
 //! A shard's own table of topics: looked up by borrowed name, with what only this shard knows of each topic.
 //!
-//! Built from the snapshot, so that a produce touches no reference count that another core touches (design §1).
+//! Built from the snapshot, so that a produce touches no reference count that another core touches.
 
 use std::cell::Cell;
 use std::collections::HashMap;

@@ -6,6 +6,7 @@
 //! them; ids that `kernel-tuning/` also knows are the same there. `probe` measures.
 
 mod block;
+mod environment;
 mod probe;
 mod start;
 mod tuning;
@@ -16,7 +17,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::config::{Config, CpuSet};
+use crate::config::{Config, CpuSet, Warning};
 
 use super::topology::Topology;
 use super::Refusal;
@@ -84,13 +85,9 @@ impl Check {
         Check::fail(id, refusal.cause, refusal.remedy)
     }
 
-    /// A sentence of a start whose remedy, if it names one, stands behind the last colon or semicolon.
-    fn warned(id: &'static str, sentence: String) -> Check {
-        let halves = sentence.rsplit_once(": ").or_else(|| sentence.rsplit_once("; "));
-        match halves {
-            Some((found, run)) => Check::warn(id, found, run),
-            None => Check { status: Status::Warn, ..Check::ok(id, sentence) },
-        }
+    /// What a start would log.
+    fn warned(id: &'static str, warning: &Warning) -> Check {
+        Check::warn(id, &warning.cause, &warning.remedy)
     }
 }
 
@@ -117,15 +114,16 @@ impl Report {
     }
 }
 
-/// The kernel's own files.
+/// The kernel's own files, and where container runtimes leave their marks.
 struct Machine {
+    root: PathBuf,
     proc: PathBuf,
     sys: PathBuf,
 }
 
 impl Machine {
     fn this() -> Machine {
-        Machine { proc: "/proc".into(), sys: "/sys".into() }
+        Machine { root: "/".into(), proc: "/proc".into(), sys: "/sys".into() }
     }
 
     /// Trimmed; `None` when the file is not there or may not be read.

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use narad_shards::io::system::{self, Resource};
+use narad_shards::io::system::{self, Limit, Resource};
 use narad_shards::meta::ShardId;
 
 use super::super::data_dir::{self, DataDir};
@@ -28,7 +28,7 @@ pub(super) struct Found {
 pub(super) fn checks(config: &Config, machine: &Machine, checks: &mut Vec<Check>) -> Found {
     match config.warnings.is_empty() {
         true => checks.push(Check::ok("config", "the settings agree with each other")),
-        false => checks.extend(config.warnings.iter().map(|warning| Check::warned("config", warning.clone()))),
+        false => checks.extend(config.warnings.iter().map(|warning| Check::warned("config", warning))),
     }
     let mut found = Found { plan: cpus_and_memory(config, machine, checks), ..Found::default() };
     let shards = found.plan.as_ref().map_or(1, |plan| plan.shards.len());
@@ -57,7 +57,7 @@ fn cpus_and_memory(config: &Config, machine: &Machine, checks: &mut Vec<Check>) 
             format!("{} shards, {how}, on {} (`narad cpus` shows more)", plan.shards.len(), plan.allowed),
         ));
     }
-    checks.extend(plan.warnings.iter().map(|warning| Check::warned("cpu.placement", warning.clone())));
+    checks.extend(plan.warnings.iter().map(|warning| Check::warned("cpu.placement", warning)));
     let meminfo = machine.proc("meminfo").unwrap_or_default();
     let bytes = cgroup::parse_machine_memory(&meminfo)
         .ok_or_else(|| Refusal::new("cannot read the machine's memory from /proc/meminfo", "mount /proc"));
@@ -84,8 +84,10 @@ const DOUBTFUL_KERNELS: [(&str, &str); 2] =
     [("6.1.141", "an oops in io_uring's request cache"), ("6.11.", "lockups in io_uring under load")];
 /// What is wanted, as in `kernel-tuning/`: for each shard and the control thread, since the kernel charges whole huge
 /// pages, and at least.
-const LOCKED_BYTES_PER_THREAD: u64 = 16 << 20;
-const LOCKED_BYTES: u64 = 64 << 20;
+pub(super) const LOCKED_BYTES_PER_THREAD: u64 = 16 << 20;
+pub(super) const LOCKED_BYTES: u64 = 64 << 20;
+/// The same of open files; more when `http.max_connections` asks for more.
+pub(super) const DESCRIPTORS: u64 = 65_536;
 
 pub(super) fn judge_kernel(release: &str) -> Check {
     const ID: &str = "kernel.version";
@@ -119,13 +121,7 @@ fn kernel(config: &Config, machine: &Machine, shards: usize, checks: &mut Vec<Ch
     });
     checks.push(match system::raise_limit(Resource::Descriptors) {
         Err(error) => Check::fail("limit.nofile", format!("cannot be read: {error}"), "see prlimit(1)"),
-        Ok(limit) => match machine::judge_descriptors(limit, config.http.max_connections) {
-            Some(warning) => Check::warned("limit.nofile", warning),
-            None => Check::ok(
-                "limit.nofile",
-                format!("{} (http.max_connections {})", limit.soft, config.http.max_connections),
-            ),
-        },
+        Ok(limit) => judge_open_files(limit, config.http.max_connections),
     });
     let ring = system::probe_ring();
     checks.push(judge_io_uring_switch(machine.proc("sys/kernel/io_uring_disabled").as_deref(), ring.is_ok()));
@@ -152,6 +148,23 @@ pub(super) fn judge_registered(locked_bytes: u64, shards: usize) -> Check {
             ),
             "LimitMEMLOCK=infinity (systemd), --ulimit memlock=-1 (Docker), or memlock in /etc/security/limits.conf",
         ),
+    }
+}
+
+/// Two bounds: what the start itself warns of, and what leaves room for segment files.
+pub(super) fn judge_open_files(limit: Limit, connections_max: u64) -> Check {
+    const ID: &str = "limit.nofile";
+    match machine::judge_descriptors(limit, connections_max) {
+        Some(warning) => Check::warned(ID, &warning),
+        None if limit.soft < DESCRIPTORS => Check::warn(
+            ID,
+            format!(
+                "{}, and {DESCRIPTORS} is wanted: each connection and each segment file is a descriptor",
+                limit.soft
+            ),
+            "LimitNOFILE=65536 (systemd), --ulimit nofile=65536 (Docker), or nofile in /etc/security/limits.conf",
+        ),
+        None => Check::ok(ID, format!("{} (http.max_connections {connections_max})", limit.soft)),
     }
 }
 
@@ -217,7 +230,7 @@ fn data_directory(config: &Config, shards: usize, found: &mut Found, checks: &mu
             found.directory = Some(directory);
         }
     }
-    checks.extend(warnings.into_iter().map(|warning| Check::warned("data_dir.file_system", warning)));
+    checks.extend(warnings.iter().map(|warning| Check::warned("data_dir.file_system", warning)));
 }
 
 /// The directory itself, or the nearest one above it that exists, and whether it is the former.
@@ -275,7 +288,7 @@ fn format(config: &Config, directory: &Path, checks: &mut Vec<Check>) {
             Err(refusal) => checks.push(Check::refused(ID, refusal)),
         }
     }
-    checks.extend(warnings.into_iter().map(|warning| Check::warned(ID, warning)));
+    checks.extend(warnings.iter().map(|warning| Check::warned(ID, warning)));
 }
 
 pub(super) fn judge_space(available_bytes: u64, reserve_bytes: u64) -> Check {

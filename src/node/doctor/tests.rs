@@ -1,12 +1,18 @@
 //! Judgements on imitated machines, and one look at this one.
 
-use super::start::{judge_io_uring_switch, judge_kernel, judge_registered, judge_space};
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use narad_shards::io::system::Limit;
+
+use super::environment::Environment;
+use super::start::{self, judge_io_uring_switch, judge_kernel, judge_open_files, judge_registered, judge_space};
 use super::*;
 use crate::node::placement::CpuPlan;
 use crate::node::tests_support::Tree;
 
 fn machine(tree: &Tree) -> Machine {
-    Machine { proc: tree.0.join("proc"), sys: tree.0.clone() }
+    Machine { root: tree.0.clone(), proc: tree.0.join("proc"), sys: tree.0.clone() }
 }
 
 fn tuned(tree: &Tree, shards: &str) -> Vec<Check> {
@@ -49,6 +55,7 @@ fn stock(test: &str) -> Tree {
         ("devices/system/clocksource/clocksource0/current_clocksource", "hpet"),
         ("devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance"),
         ("devices/system/cpu/cpu1/cpufreq/scaling_governor", "schedutil"),
+        ("devices/system/cpu/cpu1/cpufreq/scaling_available_governors", "performance schedutil"),
         ("devices/system/cpu/cpu1/cpuidle/state0/latency", "0"),
         ("devices/system/cpu/cpu1/cpuidle/state1/latency", "133"),
         ("devices/system/cpu/cpu1/cpuidle/state1/name", "C6"),
@@ -58,6 +65,7 @@ fn stock(test: &str) -> Tree {
             "     CPU0 CPU1\n 41: 6670 0 PCI-MSIX eth0-rx\n 42: 9 9 PCI-MSIX nvme0q1\n 43: 0 0 PCI idle\n 44: 1 1 PCI far",
         ),
         ("proc/irq/41/smp_affinity_list", "0"),
+        ("proc/irq/41/eth0-rx/x", ""),
         ("proc/irq/42/smp_affinity_list", "1"),
         ("proc/irq/43/smp_affinity_list", "0"),
         ("proc/irq/44/smp_affinity_list", "2-3"),
@@ -147,6 +155,86 @@ fn what_cannot_be_seen_or_is_not_ours_is_skipped() {
     }
 }
 
+/// The worst status of each id that `kernel-tuning/check` knows, instances put together; what it skips counts least.
+fn kernel_tuning(tree: &Tree, cpus: &str) -> BTreeMap<String, String> {
+    // It looks for sys/ where the doctor's imitation has none.
+    let _ = std::os::unix::fs::symlink(".", tree.0.join("sys"));
+    let check = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernel-tuning/check");
+    let output = Command::new(check).args(["--json", "--cpus", cpus, "--root"]).arg(&tree.0).output().unwrap();
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    let severity = |status: &str| ["skip", "ok", "hint", "warn", "fail"].iter().position(|name| *name == status);
+    let mut worst: BTreeMap<String, String> = BTreeMap::new();
+    for row in rows.as_array().unwrap() {
+        let (id, status) = (row["id"].as_str().unwrap(), row["status"].as_str().unwrap());
+        let known = worst.entry(id.to_owned()).or_insert_with(|| status.to_owned());
+        if severity(status) > severity(known) {
+            *known = status.to_owned();
+        }
+    }
+    worst
+}
+
+/// Two programs that look at one machine must not contradict each other.
+#[test]
+fn the_doctor_and_kernel_tuning_judge_alike() {
+    type Change = (&'static str, &'static str);
+    let cases: [(&str, &[Change], &str); 7] = [
+        ("alike-stock", &[], "0-1"),
+        (
+            "alike-tuned",
+            &[
+                ("proc/sys/vm/swappiness", "1"),
+                ("proc/sys/kernel/numa_balancing", "0"),
+                ("proc/cmdline", "isolcpus=domain,managed_irq,0-1 nohz_full=0-3 rcu_nocbs=0-7"),
+                ("devices/system/cpu/cpu1/cpufreq/scaling_governor", "performance"),
+                ("devices/system/cpu/cpu1/cpuidle/state1/disable", "1"),
+                ("proc/irq/41/smp_affinity_list", "2-7"),
+            ],
+            "0-1",
+        ),
+        (
+            "alike-one-node",
+            &[("devices/system/node/node0/cpulist", "0-7"), ("devices/system/node/node1/cpulist", "")],
+            "0-1",
+        ),
+        ("alike-virtual", &[("proc/cpuinfo", "flags : fpu hypervisor sse2")], "0-1"),
+        ("alike-container", &[(".dockerenv", "")], "0-1"),
+        ("alike-pod", &[("proc/1/cgroup", "0::/kubepods/burstable/x")], "0-1"),
+        ("alike-unknown", &[("proc/cpuinfo", "CPU implementer : 0x41")], "0-1"),
+    ];
+    for (name, changes, cpus) in cases {
+        let tree = stock(name);
+        changes.iter().for_each(|(path, text)| tree.write(path, text));
+        let (doctor, tuning) = (tuned(&tree, cpus), kernel_tuning(&tree, cpus));
+        let both: Vec<(&Check, &String)> =
+            doctor.iter().filter_map(|check| Some((check, tuning.get(check.id)?))).collect();
+        assert!(both.len() >= 16, "{name}: only {} are known to both", both.len());
+        for (check, status) in both {
+            assert_eq!(check.status.name(), status, "{name}: {check:?}");
+        }
+    }
+    // Of limits, which are a process's, the bounds are compared.
+    let script = include_str!("../../../kernel-tuning/lib/settings.sh");
+    for (name, value) in [
+        ("MEMLOCK_BYTES", start::LOCKED_BYTES),
+        ("MEMLOCK_THREAD_BYTES", start::LOCKED_BYTES_PER_THREAD),
+        ("NOFILE", start::DESCRIPTORS),
+    ] {
+        assert!(script.contains(&format!("\n{name}={value}")), "{name} is not {value} in kernel-tuning");
+    }
+}
+
+#[test]
+fn in_a_container_remedies_are_for_the_host() {
+    let tree = stock("container");
+    tree.write("run/.containerenv", "");
+    assert_eq!(Environment::of(&machine(&tree)), Environment::Container);
+    let checks = tuned(&tree, "0-1");
+    assert_eq!(find(&checks, "sysctl.vm.swappiness").run.as_deref(), Some("on the host: sysctl -w vm.swappiness=1"));
+    let governor = find(&checks, "cpu.governor");
+    assert!(governor.status == Status::Skip && governor.found.contains("on the host"), "{governor:?}");
+}
+
 #[test]
 fn the_drive_is_found_below_partitions_and_stripes() {
     let tree = Tree::new(
@@ -205,6 +293,14 @@ fn start_checks_judge_as_the_start_does() {
     assert_eq!(judge_io_uring_switch(Some("2"), true).status, Status::Ok);
     let refused = judge_io_uring_switch(Some("2"), false);
     assert!(refused.status == Status::Fail && refused.run.unwrap().contains("sysctl -w kernel.io_uring_disabled=0"));
+    for (soft, status, part) in [
+        (5_119, Status::Warn, "http.max_connections (4096) wants 5120"),
+        (20_000, Status::Warn, "65536 is wanted"),
+        (65_536, Status::Ok, "65536"),
+    ] {
+        let check = judge_open_files(Limit { soft, hard: soft }, 4096);
+        assert!(check.status == status && check.found.contains(part), "{check:?}");
+    }
     assert_eq!(judge_registered(u64::MAX, 64).found, "unlimited");
     assert_eq!(judge_registered(64 << 20, 3).status, Status::Ok);
     assert!(judge_registered(64 << 20, 4).run.unwrap().contains("LimitMEMLOCK"));
@@ -216,10 +312,10 @@ fn start_checks_judge_as_the_start_does() {
 
 #[test]
 fn sentences_of_the_start_keep_cause_and_remedy_apart() {
-    let check = Check::warned("x", "shards share a core: name others".to_owned());
-    assert_eq!((check.found.as_str(), check.run.as_deref()), ("shards share a core", Some("name others")));
-    let check = Check::warned("x", "runtime.spin_us burns the CPU quota".to_owned());
-    assert_eq!((check.status, check.run), (Status::Warn, None));
+    // Colons and semicolons stand in causes as well as in remedies.
+    let (cause, remedy) = ("on tmpfs, which is memory: all is lost; spread (0: 0; 1: 2)", "use ext4: or XFS; at once");
+    let check = Check::warned("x", &Warning::new(cause, remedy));
+    assert_eq!((check.status, check.found.as_str(), check.run.as_deref()), (Status::Warn, cause, Some(remedy)));
     let report = Report::of_bad_settings("narad: config: http.addr: wrong");
     assert_eq!((report.worst(), report.checks[0].found.as_str()), (Status::Fail, "http.addr: wrong"));
 }

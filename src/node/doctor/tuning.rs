@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::super::placement::CpuPlan;
 use super::super::topology::{self, Topology};
+use super::environment::Environment;
 use super::{Check, Machine};
 use crate::config::CpuSet;
 
@@ -14,7 +15,7 @@ struct Place<'a> {
     /// Online CPUs without a shard.
     others: CpuSet,
     /// Why CPUs, clocks and interrupts of this machine are not ours to judge.
-    virtual_machine: Option<&'static str>,
+    not_ours: Option<&'static str>,
     bare: &'a Topology,
 }
 
@@ -25,24 +26,28 @@ pub(super) fn checks(
     shards: &CpuSet,
     checks: &mut Vec<Check>,
 ) {
-    let hypervisor =
-        machine.proc("cpuinfo").is_some_and(|text| text.split_whitespace().any(|word| word == "hypervisor"));
+    let environment = Environment::of(machine);
     let place = Place {
         shards,
         others: topology.online().difference(shards),
-        virtual_machine: hypervisor.then_some("a virtual machine's CPUs are no cores: tune the host"),
+        not_ours: environment.why_not_cpus(),
         bare: topology,
     };
     let remarks = plan.map(|plan| topology::remarks(topology, plan)).unwrap_or_default();
     match remarks.is_empty() {
         true => checks.push(Check::ok("cpu.topology", topology.summary())),
-        false => checks.extend(remarks.into_iter().map(|remark| Check::warned("cpu.topology", remark))),
+        false => checks.extend(remarks.iter().map(|remark| Check::warned("cpu.topology", remark))),
     }
+    let kernel = checks.len();
     checks.extend(SYSCTLS.iter().map(|wanted| sysctl(machine, wanted)));
     checks.extend(DIRTY.iter().map(|wanted| dirty(machine, wanted)));
     checks.push(numa_balancing(machine, topology));
     checks.extend(["enabled", "defrag"].map(|name| huge_pages(machine, name)));
     checks.push(clock(machine));
+    if environment == Environment::Container {
+        let remedies = checks[kernel..].iter_mut().filter_map(|check| check.run.as_mut());
+        remedies.for_each(|remedy| remedy.insert_str(0, "on the host: "));
+    }
     checks.push(governor(machine, &place));
     checks.push(idle(machine, &place));
     checks.push(interrupts(machine, &place));
@@ -195,14 +200,22 @@ fn clock(machine: &Machine) -> Check {
 
 fn governor(machine: &Machine, place: &Place) -> Check {
     const ID: &str = "cpu.governor";
-    if let Some(why) = place.virtual_machine {
+    if let Some(why) = place.not_ours {
         return Check::skip(ID, why);
     }
     let of = |cpu: u32| Some((cpu, machine.sys(format!("devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor"))?));
     let found: Vec<(u32, String)> = place.shards.iter().filter_map(of).collect();
-    let slow: CpuSet = found.iter().filter(|(_, governor)| governor != "performance").map(|(cpu, _)| *cpu).collect();
+    let offered = |cpu: u32| {
+        let path = format!("devices/system/cpu/cpu{cpu}/cpufreq/scaling_available_governors");
+        machine.sys(path).is_some_and(|text| text.split_whitespace().any(|governor| governor == "performance"))
+    };
+    let slow = found.iter().filter(|(_, governor)| governor != "performance").map(|(cpu, _)| *cpu);
+    let slow: CpuSet = slow.filter(|cpu| offered(*cpu)).collect();
     match found.iter().find(|(cpu, _)| slow.contains(*cpu)) {
         _ if found.is_empty() => Check::skip(ID, "no frequency driver: the firmware governs the clock"),
+        None if found.iter().all(|(_, governor)| governor != "performance") => {
+            Check::skip(ID, "the frequency driver does not offer performance")
+        }
         None => Check::ok(ID, "performance"),
         Some((_, governor)) => Check::warn(
             ID,
@@ -217,7 +230,7 @@ const IDLE_US_MAX: u64 = 20;
 
 fn idle(machine: &Machine, place: &Place) -> Check {
     const ID: &str = "cpu.idle";
-    if let Some(why) = place.virtual_machine {
+    if let Some(why) = place.not_ours {
         return Check::skip(ID, why);
     }
     let mut deepest: Option<(u64, String)> = None;
@@ -251,7 +264,7 @@ fn idle(machine: &Machine, place: &Place) -> Check {
 /// kernel, one a CPU, and are best where they are.
 fn interrupts(machine: &Machine, place: &Place) -> Check {
     const ID: &str = "irq.affinity";
-    if let Some(why) = place.virtual_machine {
+    if let Some(why) = place.not_ours {
         return Check::skip(ID, why);
     }
     if place.others.is_empty() {
@@ -298,7 +311,7 @@ fn boot(machine: &Machine, place: &Place) -> Vec<Check> {
         ("boot.rcu_nocbs", "rcu_nocbs", "rcu_nocbs=", None),
     ];
     let judge = |(id, name, text, in_force): (&'static str, &str, &str, Option<CpuSet>)| {
-        if let Some(why) = place.virtual_machine {
+        if let Some(why) = place.not_ours {
             return Check::skip(id, why);
         }
         if place.others.is_empty() {
