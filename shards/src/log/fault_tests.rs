@@ -139,21 +139,24 @@ fn e14_changed_committed_bytes_poison() {
 
 #[test]
 fn s32_rot_between_write_and_read_back_is_caught_and_taken_back() {
-    run(2, |bench| async move {
-        bench.commit_numbered(0, 2, 500).await;
-        let path = bench.gate.dir.join("00000000000000000000.log");
-        bench.device.inject(NthCall::new(Op::Read, 1, Fault::Stall(Duration::from_millis(50))).on(SEGMENT));
-        let device = bench.device.clone();
-        rt::spawn(rt::Queue::Foreground, async move {
-            rt::sleep(Duration::from_millis(20)).await;
-            device.flip_bit(&path, 4096 + 2 * 560 + 100, 3);
+    // In the new frame's payload, right behind it in the padding, and in the padding's last byte.
+    for rotten in [2 * 560 + 100, 3 * 560, 4095] {
+        run(2, move |bench| async move {
+            bench.commit_numbered(0, 2, 500).await;
+            let path = bench.gate.dir.join("00000000000000000000.log");
+            bench.device.inject(NthCall::new(Op::Read, 1, Fault::Stall(Duration::from_millis(50))).on(SEGMENT));
+            let device = bench.device.clone();
+            rt::spawn(rt::Queue::Foreground, async move {
+                rt::sleep(Duration::from_millis(20)).await;
+                device.flip_bit(&path, 4096 + rotten, 3);
+            });
+            let failed = bench.commit(vec![numbered(2, 500)]).await;
+            assert!(is_clean(&failed), "{rotten}: {failed:?}");
+            bench.commit_numbered(2, 3, 500).await;
+            holds_exactly(&bench, 3).await;
+            assert_eq!(bench.open().await.metrics().read_back_mismatches, 1, "{rotten}");
         });
-        let failed = bench.commit(vec![numbered(2, 500)]).await;
-        assert!(is_clean(&failed), "{failed:?}");
-        bench.commit_numbered(2, 3, 500).await;
-        holds_exactly(&bench, 3).await;
-        assert_eq!(bench.open().await.metrics().read_back_mismatches, 1);
-    });
+    }
 }
 
 #[test]

@@ -20,8 +20,9 @@ pub(crate) struct Checkpoint {
 
 impl Checkpoint {
     pub fn encode(&self) -> Slice {
-        let mut record = AlignedBuf::zeroed(CHECKPOINT_BYTES);
+        let mut record = AlignedBuf::reused(CHECKPOINT_BYTES);
         record.truncate(CHECKPOINT_BYTES);
+        record.fill(0);
         record[..8].copy_from_slice(&MAGIC);
         put_u32(&mut record, 8, FORMAT);
         put_u32(&mut record, 12, self.dir_number);
