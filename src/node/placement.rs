@@ -24,6 +24,11 @@ impl CpuPlan {
     pub fn pinned(&self) -> bool {
         self.shards.iter().all(Option::is_some)
     }
+
+    /// Allowed CPUs that no shard is pinned to, for threads that block.
+    pub fn without_shard(&self) -> CpuSet {
+        self.allowed.difference(&self.shards.iter().flatten().copied().collect())
+    }
 }
 
 /// A process can have a wider affinity than its group (lesson P4); an empty cut means that the files speak of something
@@ -93,9 +98,11 @@ pub fn plan_cpus(runtime: &Runtime, affinity: &CpuSet, limits: &Limits) -> Resul
         }
     }
     // Where every shard has its CPU, the control thread keeps off them if there is one left.
-    let spare = || allowed.difference(&shards.iter().flatten().copied().collect()).iter().next();
-    let control = runtime.control_cpu.or_else(|| pin.then(spare).flatten());
-    Ok(CpuPlan { allowed, shards, control, spin_us, warnings })
+    let mut plan = CpuPlan { allowed, shards, control: runtime.control_cpu, spin_us, warnings };
+    if pin && plan.control.is_none() {
+        plan.control = plan.without_shard().iter().next();
+    }
+    Ok(plan)
 }
 
 /// Bytes for staging, commit buffers, read cache and request bodies.
@@ -265,18 +272,18 @@ mod tests {
             from_cgroup: false,
         };
         for (shards, limit, expected) in [
-            (1, u64::MAX, 16 * MIB),
-            (64, u64::MAX, 16 * MIB),
+            (1, u64::MAX, 8 * MIB),
+            (64, u64::MAX, 8 * MIB),
             (1, 8 * MIB, 8 * MIB - 512 * 1024),
             (2, 8 * MIB, (8 * MIB - 768 * 1024) / 2),
-            (3, 64 * MIB, 16 * MIB), // what is asked for: 16 MiB a shard and one more, at least 64 MiB
-            (15, 256 * MIB, 16 * MIB),
+            (3, 64 * MIB, 8 * MIB), // what is asked for: 16 MiB a shard and one more, at least 64 MiB
+            (15, 256 * MIB, 8 * MIB),
             (2, 512 << 10, 0),
         ] {
             assert_eq!(plan(shards, 1 << 30).registered_per_shard_bytes(limit), expected, "{shards} {limit}");
         }
         // Never more than what records on their way may take of --memory.
-        assert_eq!(plan(2, 48 * MIB).registered_per_shard_bytes(u64::MAX), 12 * MIB);
+        assert_eq!(plan(2, 16 * MIB).registered_per_shard_bytes(u64::MAX), 4 * MIB);
     }
 
     #[test]

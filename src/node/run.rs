@@ -143,10 +143,12 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let mut endpoints = spsc::mesh(shards);
     let control_endpoint = endpoints.pop().ok_or("the mesh has no end for the control thread")?;
     let mut threads = 0;
+    let helper_cpus: Vec<usize> = cpus.without_shard().iter().map(|cpu| cpu as usize).collect();
     for (endpoint, cpu) in endpoints.into_iter().zip(&cpus.shards) {
         let id = endpoint.shard();
         let mut options = Options::new(&format!("shard {id}"));
         options.cpu = cpu.map(|cpu| cpu as usize);
+        options.helper_cpus = helper_cpus.clone();
         options.spin = Duration::from_micros(cpus.spin_us);
         options.sizes.memlock_budget_bytes = memory.registered_per_shard_bytes(prepared.limits.locked_memory_bytes);
         let held: OwnedFd =
@@ -173,6 +175,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     }
     let mut options = Options::new("control");
     options.cpu = cpus.control.map(|cpu| cpu as usize);
+    options.helper_cpus = helper_cpus;
     let plan = ControlPlan { metastore, stopping };
     let for_control = common.clone();
     spawn("narad-control".to_owned(), "the control thread".to_owned(), &ended, move || {

@@ -27,8 +27,8 @@ use crate::http::{HttpContext, HttpSettings, Surface};
 const WAL_SEGMENT_BYTES: u64 = 64 << 20;
 /// Least of what is kept free: the disk still has room for everything else when produce is refused (E22).
 const DISK_RESERVE_BYTES_MIN: u64 = 256 << 20;
-/// As many as a busy shard has in flight; memlock may allow fewer (E26).
-const STAGING_CHUNKS_REGISTERED: usize = 8;
+/// As many as a busy shard has in flight; memlock may allow fewer (E26). They stay resident, idle or not.
+const STAGING_CHUNKS_REGISTERED: usize = 4;
 /// Of registered buffers more than these are of no use to a shard: that many chunks of 2 MiB.
 pub const REGISTERED_BYTES_USEFUL: u64 = STAGING_CHUNKS_REGISTERED as u64 * (2 << 20);
 /// Lets the last reply leave before the ring is torn down.

@@ -1,4 +1,4 @@
-//! Zero-filling: blocks that were written once take a durable write without a journal commit (dependencies.md 4.3).
+//! Zero-filling: blocks that were written once take a durable write without a journal commit.
 
 use std::cell::Cell;
 use std::io;

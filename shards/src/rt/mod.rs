@@ -1,5 +1,5 @@
 //! The only door to the executor: spawning, time, randomness, waiting. Two runtimes stand behind it:
-//! `ring` (glommio as scheduler, one io_uring per shard, design §5) and `sim` (seeded, virtual time).
+//! `ring` (glommio as scheduler, one io_uring per shard) and `sim` (seeded, virtual time).
 //!
 //! A runtime is entered once per thread; every function here acts on the runtime of the calling thread.
 //! Nothing in this crate uses another executor, timer, channel or clock.
@@ -34,7 +34,7 @@ pub use sleep::{sleep, sleep_until, submitted, timeout, yield_now, Elapsed, Slee
 
 pub(crate) type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Which share of the core a task runs in (design §5, fairness).
+/// Which share of the core a task runs in: an overdriven produce must not starve consume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
     /// WAL, dispatch, commit, and connections whose last request was neither consume nor ack: first come, first served.

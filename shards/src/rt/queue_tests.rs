@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use super::ring_os::cut_to;
 use super::ring_tests::run;
 use super::sim;
 use super::sync::Notify;
@@ -95,5 +96,28 @@ fn a_task_that_changes_its_queue_loses_no_wake() {
     run(|_| wanders());
     for seed in 0..20 {
         sim::run(seed, wanders());
+    }
+}
+
+#[test]
+fn lesson_p2_blocking_work_keeps_to_the_cpus_it_was_given_as_far_as_they_are_allowed() {
+    let set = |cpus: &[usize]| {
+        // SAFETY: zeroed is the empty set, and the CPUs here are inside it.
+        unsafe {
+            let mut set: libc::cpu_set_t = std::mem::zeroed();
+            cpus.iter().for_each(|cpu| libc::CPU_SET(*cpu, &mut set));
+            set
+        }
+    };
+    for (given, kept) in [
+        (&[][..], &[1, 2, 3][..]),
+        (&[2][..], &[2][..]),
+        (&[0, 3, 9][..], &[3][..]),
+        (&[7][..], &[1, 2, 3][..]),
+        (&[usize::MAX, 1][..], &[1][..]),
+    ] {
+        // SAFETY: compares two valid sets.
+        let same = unsafe { libc::CPU_EQUAL(&cut_to(&set(&[1, 2, 3]), given), &set(kept)) };
+        assert!(same, "{given:?} should leave {kept:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! The real runtime: glommio schedules the tasks of one thread, one io_uring does everything else (design §5).
+//! The real runtime: glommio schedules the tasks of one thread, one io_uring does everything else.
 //!
 //! The pump is a task of glommio's like the others. It sleeps while anything else is runnable; when nothing is, or
 //! a slice is over, it submits what was queued, takes completions, timers and messages, and wakes their tasks. Only
@@ -21,7 +21,7 @@ use glommio::{Latency, LocalExecutorBuilder, Placement, Shares, TaskQueueHandle}
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 
-use super::ring_os::{allowed_cpus, monotonic_nanos, os_seed, pin_to};
+use super::ring_os::{allowed_cpus, cut_to, monotonic_nanos, os_seed, pin_to};
 use super::ring_task::{Local, Shared, Task, TaskWaker, Tasks, LOCAL};
 use super::{Inbox, Instant, LocalFuture, Queue, Runtime, TimerId};
 use crate::io::ring::{Listener, Ring, RingDisk, RingSizes};
@@ -41,6 +41,9 @@ pub struct Options {
     pub name: String,
     /// The core to pin the thread to; `None` leaves it to the kernel.
     pub cpu: Option<usize>,
+    /// Where threads for blocking work run when this one starts them: CPUs that no shard is pinned to, so that a
+    /// directory listing takes no time from a shard. Empty: wherever the process may.
+    pub helper_cpus: Vec<usize>,
     /// How long the pump looks at the completion queue before it blocks. Zero: an idle shard uses no CPU. Ignored on
     /// a thread that is not pinned.
     pub spin: Duration,
@@ -54,6 +57,7 @@ impl Options {
         Options {
             name: name.to_owned(),
             cpu: None,
+            helper_cpus: Vec::new(),
             spin: Duration::ZERO,
             sizes: RingSizes::default(),
             abort_on_panic: true,
@@ -130,7 +134,7 @@ struct RingRuntime {
     /// Tasks that go on after the next submission.
     after_submit: RefCell<Vec<Waker>>,
     spin: Duration,
-    /// CPUs of the process before this thread was pinned (lesson P2).
+    /// CPUs of threads for blocking work; read before this thread was pinned (lesson P2).
     cpus: libc::cpu_set_t,
     stopping: Cell<bool>,
     /// Index of the task that is being polled.
@@ -153,6 +157,7 @@ where
     if let Some(cpu) = options.cpu {
         pin_to(cpu, &cpus)?;
     }
+    let cpus = cut_to(&cpus, &options.helper_cpus);
     // glommio gets no I/O to do: the smallest buffers and rings, a preemption timer that never fires (lesson g11),
     // and no placement: the thread is pinned already, by what the process may use (lessons P1 to P5).
     let executor = LocalExecutorBuilder::new(Placement::Unbound)

@@ -29,6 +29,25 @@ pub(super) fn allowed_cpus() -> io::Result<libc::cpu_set_t> {
     }
 }
 
+/// Those of `cpus` that `allowed` holds; all of it where that would be none.
+pub(super) fn cut_to(allowed: &libc::cpu_set_t, cpus: &[usize]) -> libc::cpu_set_t {
+    // SAFETY: zeroed is the empty set.
+    let mut cut: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    for &cpu in cpus.iter().filter(|cpu| **cpu < libc::CPU_SETSIZE as usize) {
+        // SAFETY: both sets are valid; the bound keeps the index inside them.
+        unsafe {
+            if libc::CPU_ISSET(cpu, allowed) {
+                libc::CPU_SET(cpu, &mut cut);
+            }
+        }
+    }
+    // SAFETY: reads a valid set.
+    match unsafe { libc::CPU_COUNT(&cut) } {
+        0 => *allowed,
+        _ => cut,
+    }
+}
+
 pub(super) fn pin_to(cpu: usize, allowed: &libc::cpu_set_t) -> io::Result<()> {
     // SAFETY: reads a bit of a valid set; the bound keeps the index inside it.
     let may = cpu < libc::CPU_SETSIZE as usize && unsafe { libc::CPU_ISSET(cpu, allowed) };

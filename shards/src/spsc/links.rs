@@ -236,7 +236,7 @@ impl Links {
     }
 }
 
-/// Consume has a share of its own (design §5, fairness).
+/// Consume has a share of its own, so that produce cannot starve it.
 fn queue_of(request: &Request) -> Queue {
     match request {
         Request::Claim { .. } | Request::Park { .. } | Request::ReadAt { .. } | Request::Settle { .. } => {

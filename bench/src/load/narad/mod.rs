@@ -1,4 +1,4 @@
-//! The product's HTTP API as conversations: produce, and consume with ack, single or in batches (http-api.md §13 to §19).
+//! The product's HTTP API as conversations: produce, and consume with ack, single or in batches.
 
 mod consume;
 mod produce;

@@ -67,7 +67,7 @@ impl RingDisk {
         if unsafe { libc::statvfs(path.as_ptr(), &mut stat) } != 0 {
             return Err(failed("cannot look at the file system of", root, io::Error::last_os_error()));
         }
-        // The file system's block, not the sector: direct writes below it are serialised (dependencies.md 4.3).
+        // The file system's block, not the sector: direct writes below it are serialised.
         let block_bytes = (stat.f_bsize as usize).clamp(512, ALIGNMENT).next_power_of_two();
         Ok(RingDisk { ring, root: root.into(), direct, block_bytes })
     }

@@ -1,4 +1,4 @@
-//! One io_uring for everything a shard does with the kernel: files, sockets, waking up (design §5).
+//! One io_uring for everything a shard does with the kernel: files, sockets, waking up.
 //!
 //! The ring belongs to the thread that made it (`SINGLE_ISSUER | DEFER_TASKRUN`). Operations in flight are bounded
 //! below the size of the completion queue, so that it cannot overflow (lesson U6); what is beyond the bound waits
