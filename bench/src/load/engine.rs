@@ -299,6 +299,10 @@ impl<P: Protocol> Engine<P> {
                 self.give_up = i64::MIN;
             }
         }
+        if self.spin && events.is_empty() {
+            // The kernel's workers that issue the broker's flushes may be on this CPU, and would wait for its time slice.
+            std::thread::yield_now();
+        }
         for event in events.iter() {
             let Token(index) = event.token();
             if event.is_writable() || event.is_error() || event.is_write_closed() {

@@ -33,6 +33,9 @@ use crate::spsc::Doorbell;
 const SLICE_NANOS: u64 = 200_000;
 /// Spins between two looks at the clock: reading it takes longer than looking for work.
 const SPINS_PER_LOOK: u32 = 8;
+/// A thread that spins gives way that often: the kernel's workers that issue flushes run on this CPU too, and would wait
+/// for the end of a time slice while it polls for what they have yet to do.
+const SPIN_YIELD_NANOS: u64 = 3_000;
 
 /// How a shard's thread runs.
 #[derive(Clone, Debug)]
@@ -397,8 +400,12 @@ impl RingRuntime {
         let now = Instant(monotonic_nanos());
         let spun = |until: u64| self.ring.count_spin(Duration::from_nanos(until - now.0));
         let until = self.next_timer().map_or(now + self.spin, |timer| timer.min(now + self.spin));
-        let mut at = now;
+        let (mut at, mut yielded) = (now, now);
         while at < until {
+            if at.0 - yielded.0 > SPIN_YIELD_NANOS {
+                std::thread::yield_now();
+                yielded = at;
+            }
             for _ in 0..SPINS_PER_LOOK {
                 if self.ring.has_completions() || self.has_messages() {
                     // The last look at the clock is near enough for the account, and one less before the work.
