@@ -24,7 +24,7 @@ pub(super) struct Sweeper {
 impl Sweeper {
     /// Sweeps the partition once `expiry` has passed. Returns the key to cancel with; a partition has one at a time.
     pub fn schedule(&self, queues: &Weak<ShardQueues>, expiry: Instant, destination: Destination) -> Instant {
-        let at = Instant(expiry.0.next_multiple_of(STEP.as_nanos() as u64));
+        let at = step_after(expiry);
         let mut due = self.due.borrow_mut();
         let first = due.first().is_none_or(|(first, _)| at < *first);
         due.insert((at, destination));
@@ -49,6 +49,12 @@ impl Sweeper {
     }
 }
 
+/// The end of the step that `expiry` is in. A lease without an end in sight has none: rounded past the last instant it
+/// would be due at once, for ever.
+fn step_after(expiry: Instant) -> Instant {
+    Instant(expiry.0.checked_next_multiple_of(STEP.as_nanos() as u64).unwrap_or(u64::MAX))
+}
+
 async fn run(queues: Weak<ShardQueues>) {
     while let Some(strong) = queues.upgrade() {
         let Some((at, destination)) = strong.sweeper.first() else {
@@ -67,5 +73,18 @@ async fn run(queues: Weak<ShardQueues>) {
         drop(strong);
         // Elapsed or an earlier deadline: either way the first entry is looked at again.
         let _ = rt::timeout(at - now, earlier).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c21_a_lease_of_centuries_is_not_due_now() {
+        let step = STEP.as_nanos() as u64;
+        for (expiry, at) in [(0, 0), (1, step), (step, step), (u64::MAX - 1, u64::MAX), (u64::MAX, u64::MAX)] {
+            assert_eq!(step_after(Instant(expiry)), Instant(at), "{expiry}");
+        }
     }
 }
