@@ -18,7 +18,7 @@ const TOO_MANY: &str = "too many receipt_handles: more than 100";
 
 pub(crate) async fn ack<B: Broker>(call: &Call<'_, B>, topic: &str, body: &mut BodyReader) -> Result<Reply, ApiError> {
     let mode = match call.query.first("extend")?.as_deref() {
-        None | Some(b"" | b"false") => SettleMode::Ack,
+        None | Some(b"false") => SettleMode::Ack,
         Some(b"true" | b"1") => SettleMode::Extend,
         Some(b"0") => SettleMode::Nack,
         Some(_) => return Err(ApiError::bad_request("query parameter extend must be true, false, 1 or 0")),

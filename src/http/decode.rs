@@ -20,10 +20,13 @@ pub(crate) enum Coding {
 }
 
 impl Coding {
-    /// From the value of `Content-Encoding`, if the request has one. Lists are refused, `identity` is accepted in
-    /// any case.
-    pub fn parse(value: Option<&[u8]>) -> Option<Coding> {
-        let value = value.unwrap_or_default().trim_ascii();
+    /// From the values of `Content-Encoding`, one per line that the request has. Lists are refused, and several lines
+    /// are one; `identity` is accepted in any case.
+    pub fn parse<'v>(mut values: impl Iterator<Item = &'v [u8]>) -> Option<Coding> {
+        let value = values.next().unwrap_or_default().trim_ascii();
+        if values.next().is_some() {
+            return None;
+        }
         if value.is_empty() || value.eq_ignore_ascii_case(b"identity") {
             Some(Coding::Identity)
         } else if value.eq_ignore_ascii_case(b"gzip") {
@@ -198,7 +201,7 @@ mod tests {
             (Some("br"), None),
             (Some("deflate"), None),
         ] {
-            assert_eq!(Coding::parse(value.map(str::as_bytes)), coding, "{value:?}");
+            assert_eq!(Coding::parse(value.map(str::as_bytes).into_iter()), coding, "{value:?}");
         }
     }
 }

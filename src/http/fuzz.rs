@@ -35,7 +35,7 @@ pub(crate) fn batch(data: &[u8]) {
 pub(crate) fn bodies(data: &[u8]) {
     if let Ok(create) = json::parse::<CreateTopic<'_>>(data) {
         let defaults = TopicDefaults::default();
-        if let Ok(topic) = create.check(&defaults) {
+        if let Ok(topic) = create.check(&defaults, |_| true) {
             assert!((1..=defaults.partitions_max).contains(&topic.partitions));
             assert!(topic.max_in_flight_per_partition > 0 && topic.visibility_timeout_ms > 0);
         }

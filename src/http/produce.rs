@@ -51,9 +51,11 @@ pub(crate) async fn batch<B: Broker>(
             return Err(ApiError::bad_request(text));
         }
     }
-    let coding = Coding::parse(call.head.headers.get(CONTENT_ENCODING).map(|value| value.as_bytes())).ok_or(
-        ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported Content-Encoding: want zstd, gzip or none"),
-    )?;
+    let codings = call.head.headers.get_all(CONTENT_ENCODING).iter().map(|value| value.as_bytes());
+    let coding = Coding::parse(codings).ok_or(ApiError::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "unsupported Content-Encoding: want zstd, gzip or none",
+    ))?;
     // Held until the answer: it stands for the memory of the body and of what was decoded from it.
     let mut reservation = BodyReservation::none(&call.ctx.node);
     let body = body.read_decoded(coding, BATCH_BYTES_MAX, &mut reservation).await.map_err(|failure| {

@@ -51,7 +51,7 @@ impl<'q> Query<'q> {
     /// `true`, `false` or absent.
     pub fn flag(self, name: &'static str) -> Result<bool, ApiError> {
         match self.first(name)?.as_deref() {
-            None | Some(b"" | b"false") => Ok(false),
+            None | Some(b"false") => Ok(false),
             Some(b"true") => Ok(true),
             Some(_) => Err(ApiError::bad_request(format!("query parameter {name} must be true or false"))),
         }

@@ -32,7 +32,8 @@ pub(super) const CHANGED: &str = "topic changed since it was read";
 pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader) -> Result<Reply, ApiError> {
     let body = body.read_all(JSON_BYTES_MAX).await;
     let body = body.map_err(|failure| reply::body_refusal(failure, "request body too large"))?;
-    let topic = json::parse::<CreateTopic<'_>>(&body)?.check(&call.ctx.topic_defaults)?;
+    let has_topic = |name: &str| call.ctx.broker.topic(name).is_some();
+    let topic = json::parse::<CreateTopic<'_>>(&body)?.check(&call.ctx.topic_defaults, has_topic)?;
     let name = topic.name.clone();
     match call.ctx.broker.change(MetaCommand::CreateTopic(topic)).await {
         MetaReply::Created(meta) => Ok(topic_reply(StatusCode::CREATED, &meta, None)),
@@ -45,9 +46,10 @@ pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader)
 }
 
 pub(crate) fn list<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
-    let limit = match unsigned::<u64>("limit", call.query.first("limit")?.as_deref())? {
-        None => LIST_LIMIT_DEFAULT,
-        Some(0) => return Err(ApiError::bad_request("query parameter limit must be at least 1")),
+    let limit = call.query.first("limit")?;
+    let limit = match unsigned::<u64>("limit", limit.as_deref())? {
+        None if limit.is_none() => LIST_LIMIT_DEFAULT,
+        None | Some(0) => return Err(ApiError::bad_request("query parameter limit must be at least 1")),
         Some(limit) => usize::try_from(limit).unwrap_or(usize::MAX).min(LIST_LIMIT_MAX),
     };
     let token = call.query.first("page_token")?.unwrap_or_default();
@@ -234,7 +236,7 @@ impl<'a> Fields<'a> for CreateTopic<'a> {
 }
 
 impl CreateTopic<'_> {
-    pub fn check(self, defaults: &TopicDefaults) -> Result<NewTopic, ApiError> {
+    pub fn check(self, defaults: &TopicDefaults, has_topic: impl Fn(&str) -> bool) -> Result<NewTopic, ApiError> {
         let name = self.name.filter(|name| !name.is_empty()).ok_or(ApiError::bad_request("name required"))?;
         check_topic_name(&name).map_err(ApiError::bad_request)?;
         let partitions = match at_least_0("partitions", self.partitions)?.unwrap_or(0) {
@@ -269,7 +271,10 @@ impl CreateTopic<'_> {
             }
             return Err(ApiError::not_built(SCHEMAS_NOT_BUILT));
         }
-        if parent.is_some() {
+        if let Some(parent) = parent {
+            if !has_topic(&parent) {
+                return Err(ApiError::topic_not_found());
+            }
             return Err(ApiError::not_built("fan-out children are not available on this node yet"));
         }
         Ok(NewTopic {

@@ -57,6 +57,12 @@ pub(crate) async fn attach<B: Broker>(
     let body = body.read_all(JSON_BYTES_MAX).await;
     let body = body.map_err(|failure| reply::body_refusal_400(failure, "request body too large"))?;
     let attach = json::parse::<Attach>(&body)?;
+    if attach.remote.is_some_and(|remote| !remote.is_empty()) {
+        return Err(ApiError::not_built(Route::ChildVerb.not_built()));
+    }
+    if attach.needs_remote {
+        return Err(ApiError::bad_request("remote_topic, from, lanes and dry_run need a remote"));
+    }
     let child = attach.child.filter(|child| !child.is_empty()).ok_or(ApiError::bad_request("child required"))?;
     if child == topic {
         return Err(ApiError::bad_request("a topic cannot be its own parent"));
@@ -74,6 +80,9 @@ pub(crate) async fn attach<B: Broker>(
 struct Attach {
     child: Option<String>,
     delay_ms: Option<i64>,
+    remote: Option<String>,
+    /// A field was given that means something for remote children only.
+    needs_remote: bool,
 }
 
 impl<'a> Fields<'a> for Attach {
@@ -81,6 +90,10 @@ impl<'a> Fields<'a> for Attach {
         match name {
             "child" => self.child = map.next_value()?,
             "delay_ms" => self.delay_ms = map.next_value()?,
+            "remote" => self.remote = map.next_value()?,
+            "remote_topic" | "from" => self.needs_remote |= map.next_value::<Option<String>>()?.is_some(),
+            "lanes" => self.needs_remote |= map.next_value::<Option<i64>>()?.is_some(),
+            "dry_run" => self.needs_remote |= map.next_value::<Option<bool>>()?.is_some(),
             other => return Err(json::unknown_field(other)),
         }
         Ok(())

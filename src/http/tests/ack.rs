@@ -41,7 +41,9 @@ fn refusals_of_one_handle() {
             // The handle is judged before the topic is looked up.
             ("/v1/topics/none/ack?receipt_handle=x", 400, error("invalid receipt_handle")),
             ("/v1/topics/none/ack?receipt_handle=1:2:3", 404, error("topic not found")),
-            ("/v1/topics/t/ack?receipt_handle=1:2:3&extend=yes", 400, extend),
+            ("/v1/topics/t/ack?receipt_handle=1:2:3&extend=yes", 400, extend.clone()),
+            // What a script with an unset variable sends must not settle the message.
+            ("/v1/topics/t/ack?receipt_handle=1:2:3&extend=", 400, extend),
         ] {
             world.ask("POST", target, JSON, b"").await.expect(status, &text);
         }

@@ -257,3 +257,24 @@ fn the_shards_are_shown_in_the_documented_fields() {
         }
     });
 }
+
+#[test]
+fn fields_of_remote_children_are_known_names() {
+    run(|world| async move {
+        let alone = "remote_topic, from, lanes and dry_run need a remote";
+        let remote = "remote children are not available on this node";
+        for (fields, status, text) in [
+            ("\"remote_topic\":\"r\"", 400, alone),
+            ("\"from\":\"attach\"", 400, alone),
+            ("\"lanes\":2", 400, alone),
+            ("\"dry_run\":false", 400, alone),
+            ("\"remote\":\"r\"", 501, remote),
+            ("\"remote\":\"r\",\"remote_topic\":\"q\",\"from\":\"earliest\",\"lanes\":2,\"dry_run\":true", 501, remote),
+            ("\"fanout_delay_ms\":1", 400, "invalid json: json: unknown field \\\"fanout_delay_ms\\\""),
+        ] {
+            let body = format!("{{\"child\":\"elsewhere\",{fields}}}");
+            let answer = world.ask("POST", "/v1/topics/t/children", JSON, body.as_bytes()).await;
+            answer.expect(status, &format!("{{\"error\":\"{text}\"}}\n"));
+        }
+    });
+}

@@ -192,6 +192,14 @@ fn refusals_of_a_batch() {
                 415,
                 "unsupported Content-Encoding: want zstd, gzip or none",
             ),
+            // Two lines are a list like one line with a comma.
+            (
+                BATCH,
+                "Content-Encoding: identity\r\nContent-Encoding: zstd\r\n",
+                one,
+                415,
+                "unsupported Content-Encoding: want zstd, gzip or none",
+            ),
             (
                 BATCH,
                 "Content-Encoding: gzip\r\n",

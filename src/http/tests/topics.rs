@@ -67,6 +67,7 @@ fn refusals_of_a_create() {
             ("{\"name\":\"a\",\"schema\":[]}", 400, "schema must be a JSON object or true"),
             ("{\"name\":\"a\",\"schema\":{\"type\":\"object\"}}", 501, "schemas are not available on this node yet"),
             ("{\"name\":\"a\",\"parent\":\"t\"}", 501, "fan-out children are not available on this node yet"),
+            ("{\"name\":\"a\",\"parent\":\"gone\"}", 404, "topic not found"),
         ] {
             world.ask("POST", "/v1/topics", JSON, body.as_bytes()).await.expect(status, &error(text));
         }
@@ -113,7 +114,7 @@ fn listing_pages_in_name_order() {
         ] {
             world.ask("GET", &format!("/v1/topics{query}"), "", b"").await.expect(200, &expected);
         }
-        for limit in ["0", "-1", "x", "1.5"] {
+        for limit in ["", "0", "-1", "x", "1.5"] {
             assert_eq!(world.ask("GET", &format!("/v1/topics?limit={limit}"), "", b"").await.status, 400, "{limit}");
         }
     });
@@ -182,7 +183,9 @@ fn delete_reads_a_recreated_topic_again_once() {
         world.broker().change_replies.borrow_mut().push_back(MetaReply::Unavailable("x".to_owned()));
         world.ask("DELETE", path, "", b"").await.expect(503, &error("control plane temporarily unavailable"));
         let force = error("query parameter force must be true or false");
-        world.ask("DELETE", "/v1/topics/t?force=1", "", b"").await.expect(400, &force);
+        for value in ["1", "", "TRUE"] {
+            world.ask("DELETE", &format!("/v1/topics/t?force={value}"), "", b"").await.expect(400, &force);
+        }
         world.ask("DELETE", "/v1/topics/none", "", b"").await.expect(404, &error("topic not found"));
         assert_eq!(world.broker().changes.borrow().len(), 7);
     });
