@@ -114,7 +114,7 @@ pub fn add(run: &mut Run, name: &str, tally: &Tally, seen: &Consumed, end: Nanos
 }
 
 /// A sentence where consumers found nothing: then the producer was measured, or an empty topic.
-pub fn ran_dry(tally: &Tally) -> Option<String> {
+fn ran_dry(tally: &Tally) -> Option<String> {
     let share = tally.empty as f64 / (tally.empty + tally.operations).max(1) as f64;
     (share > 0.01).then(|| {
         format!(

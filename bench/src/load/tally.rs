@@ -27,6 +27,8 @@ pub struct Tally {
     pub messages: u64,
     /// The same, by whole second.
     pub messages_by_second: Vec<u64>,
+    /// Messages of operations that ended before it: the warm-up.
+    pub messages_before: u64,
     /// Messages of operations that ended later: a drain, or the last ones in flight.
     pub messages_after: u64,
     /// Operations that found nothing, warm-up included.
@@ -57,6 +59,7 @@ impl Tally {
             operations: 0,
             messages: 0,
             messages_by_second: Vec::new(),
+            messages_before: 0,
             messages_after: 0,
             empty: 0,
             refused: BTreeMap::new(),
@@ -87,6 +90,8 @@ impl Tally {
                 self.messages_by_second.resize(second + 1, 0);
             }
             self.messages_by_second[second] += messages;
+        } else {
+            self.messages_before += messages;
         }
         self.last = self.last.max(now);
     }
@@ -109,6 +114,7 @@ impl Tally {
         for (sum, more) in self.messages_by_second.iter_mut().zip(&other.messages_by_second) {
             *sum += more;
         }
+        self.messages_before += other.messages_before;
         self.messages_after += other.messages_after;
         self.empty += other.empty;
         for (kind, count) in &other.refused {
@@ -123,6 +129,11 @@ impl Tally {
         }
         self.last = self.last.max(other.last);
         self.cpu += other.cpu;
+    }
+
+    /// Messages of all operations that succeeded, whenever they ended.
+    pub fn messages_in_all(&self) -> u64 {
+        self.messages_before + self.messages + self.messages_after
     }
 
     pub fn refused_total(&self) -> u64 {
@@ -165,5 +176,22 @@ impl Tally {
         }
         let first = self.first_error.as_ref().map(|text| format!("; the first: {text}")).unwrap_or_default();
         Some(format!("{}: {}{first}", self.name, parts.join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_warm_up_moved_is_no_part_of_the_rate_but_of_all() {
+        let mut tally = Tally::new("t");
+        for (now, messages) in [(-1, 1), (0, 10), (99, 100), (100, 1000)] {
+            tally.succeeded(now, now, 100, messages);
+        }
+        assert_eq!((tally.messages_before, tally.messages, tally.messages_after), (1, 110, 1000));
+        let mut sum = tally.clone();
+        sum.merge(&tally);
+        assert_eq!(sum.messages_in_all(), 2 * 1111);
     }
 }

@@ -76,7 +76,7 @@ impl Dispatcher {
             stopped: Cell::new(false),
             progress: Notify::new(),
         });
-        rt::spawn(Queue::Foreground, run(shared.clone()));
+        rt::spawn(Queue::Commit, run(shared.clone()));
         Dispatcher { shared }
     }
 
@@ -167,7 +167,7 @@ fn turn(shared: &Rc<Shared>) -> bool {
             Action::ReadNew { from, until, limit } => read_new(shared, from, until, limit),
             Action::ReadSkipped { from, until, limit } => {
                 let shared = shared.clone();
-                rt::spawn(Queue::Foreground, async move {
+                rt::spawn(Queue::Commit, async move {
                     let wants = |seq| shared.core.borrow().wants(seq);
                     let read = shared.source.read_disk(from, until, limit, &wants).await;
                     shared.happened(Event::Skipped(read));
@@ -175,7 +175,7 @@ fn turn(shared: &Rc<Shared>) -> bool {
             }
             Action::Commit { id, to, batch } => {
                 let shared = shared.clone();
-                rt::spawn(Queue::Foreground, async move {
+                rt::spawn(Queue::Commit, async move {
                     let result = commit(&*shared.environment, to, batch).await;
                     shared.happened(Event::Landed(id, result));
                 });
@@ -183,7 +183,7 @@ fn turn(shared: &Rc<Shared>) -> bool {
             Action::StoreCheckpoint(seq) => shared.source.store_checkpoint(seq),
             Action::AskGone(life) => {
                 let shared = shared.clone();
-                rt::spawn(Queue::Foreground, async move {
+                rt::spawn(Queue::Commit, async move {
                     let gone = ask_gone(&*shared.environment, &life).await;
                     shared.happened(Event::Gone(life, gone));
                 });
@@ -241,7 +241,7 @@ fn read_new(shared: &Rc<Shared>, from: u64, until: u64, limit: ReadLimit) {
         return shared.core.borrow_mut().new_records(read, true);
     }
     let shared = shared.clone();
-    rt::spawn(Queue::Foreground, async move {
+    rt::spawn(Queue::Commit, async move {
         let read = shared.source.read_disk(from, until, limit, &|_| true).await;
         shared.happened(Event::New(read));
     });

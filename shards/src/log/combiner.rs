@@ -83,7 +83,7 @@ impl Combiner {
         self.inner.queue.borrow_mut().push_back(Queued { batch, deadline, caller });
         if !self.inner.running.replace(true) {
             let inner = self.inner.clone();
-            drop(rt::spawn(Queue::Foreground, async move { inner.run().await }));
+            drop(rt::spawn(Queue::Commit, async move { inner.run().await }));
         }
         outcome.await.unwrap_or_else(|| Err(CommitError::Unreachable("the shard is going down".into())))
     }

@@ -37,8 +37,11 @@ pub(crate) type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 /// Which share of the core a task runs in: an overdriven produce must not starve consume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Queue {
-    /// WAL, dispatch, commit, and connections whose last request was neither consume nor ack: first come, first served.
+    /// WAL, and connections whose last request was neither consume nor ack: first come, first served.
     Foreground,
+    /// Dispatch and commit: a share of its own, so that what was accepted becomes visible however many connections
+    /// produce more. A record passes many polls on its way, and each would wait for a round of all connections.
+    Commit,
     /// Consume: a share of its own, so that an overdriven produce cannot starve it.
     Consume,
     /// Retention, zero-fill, recovery scans: one bounded slice a turn while there is other work.

@@ -99,6 +99,70 @@ fn a_task_that_changes_its_queue_loses_no_wake() {
     }
 }
 
+/// Polls of one task in `queue` beside 200 in the foreground that are always runnable, for each poll of one of those.
+fn polls_beside_a_flood(queue: Queue) -> f64 {
+    const FLOOD: u64 = 200;
+    const POLLS: u64 = 200_000;
+    run(move |_| async move {
+        let (flood, own) = (Rc::new(Cell::new(0_u64)), Rc::new(Cell::new(0_u64)));
+        for _ in 0..FLOOD {
+            let flood = flood.clone();
+            rt::spawn(Queue::Foreground, async move {
+                while flood.get() < POLLS {
+                    flood.set(flood.get() + 1);
+                    rt::yield_now().await;
+                }
+            });
+        }
+        let (others, mine) = (flood.clone(), own.clone());
+        rt::spawn(queue, async move {
+            while others.get() < POLLS {
+                mine.set(mine.get() + 1);
+                rt::yield_now().await;
+            }
+        })
+        .await;
+        own.get() as f64 * FLOOD as f64 / flood.get() as f64
+    })
+}
+
+#[test]
+fn commits_and_consumers_have_a_share_that_a_flood_of_connections_does_not_shrink() {
+    let among = polls_beside_a_flood(Queue::Foreground);
+    assert!(among < 5.0, "one among the flood has its turn with the others: {among} polls for each of theirs");
+    for queue in [Queue::Commit, Queue::Consume] {
+        let beside = polls_beside_a_flood(queue);
+        assert!(beside > 20.0, "{queue:?}: {beside} polls for each of the flood's tasks, about 1 without a share");
+    }
+}
+
+#[test]
+fn a_flood_of_commits_and_consumers_leaves_connections_their_share() {
+    const POLLS: u64 = 100_000;
+    let polled = run(|_| async {
+        let (flood, own) = (Rc::new(Cell::new(0_u64)), Rc::new(Cell::new(0_u64)));
+        for number in 0..200 {
+            let flood = flood.clone();
+            rt::spawn([Queue::Commit, Queue::Consume][number % 2], async move {
+                while flood.get() < POLLS {
+                    flood.set(flood.get() + 1);
+                    rt::yield_now().await;
+                }
+            });
+        }
+        let (others, mine) = (flood.clone(), own.clone());
+        rt::spawn(Queue::Foreground, async move {
+            while others.get() < POLLS {
+                mine.set(mine.get() + 1);
+                rt::yield_now().await;
+            }
+        })
+        .await;
+        own.get()
+    });
+    assert!(polled * 40 > POLLS, "{polled} polls beside {POLLS} of commits and consumers");
+}
+
 #[test]
 fn lesson_p2_blocking_work_keeps_to_the_cpus_it_was_given_as_far_as_they_are_allowed() {
     let set = |cpus: &[usize]| {

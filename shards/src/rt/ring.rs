@@ -118,6 +118,7 @@ impl RingHandle {
 #[derive(Clone, Copy)]
 struct Queues {
     foreground: TaskQueueHandle,
+    commit: TaskQueueHandle,
     consume: TaskQueueHandle,
     background: TaskQueueHandle,
 }
@@ -220,10 +221,13 @@ impl RingRuntime {
             me,
             ring,
             shared: Arc::new(Shared::new(id, bell)),
+            // Connections that produce give way to what drains: accepted messages pile up unseen otherwise. When all are
+            // hungry, foreground has a ninth of what the pump leaves.
             queues: Queues {
-                foreground: queue(1000, "foreground"),
+                foreground: queue(250, "foreground"),
+                commit: queue(1000, "commit"),
                 consume: queue(1000, "consume"),
-                background: queue(100, "background"),
+                background: queue(25, "background"),
             },
             name: options.name.clone(),
             abort_on_panic: options.abort_on_panic,
@@ -316,7 +320,7 @@ impl RingRuntime {
                 return;
             }
             let burst_is_over = queue == Queue::Consume && local.runnable(Queue::Consume) == 0;
-            if burst_is_over || local.runnable(Queue::Foreground) + local.runnable(Queue::Consume) == 0 {
+            if burst_is_over || !local.anything_urgent() {
                 // What consumers were answered goes out before produce has its next slice: they ask for the next
                 // message only when they have this one.
                 local.wake_pump();
@@ -478,6 +482,7 @@ impl Runtime for RingRuntime {
         let index = self.tasks.borrow_mut().insert(Task { future: Some(future), waker: waker.clone() });
         let handle = match queue {
             Queue::Foreground => self.queues.foreground,
+            Queue::Commit => self.queues.commit,
             Queue::Consume => self.queues.consume,
             Queue::Background => self.queues.background,
         };

@@ -26,6 +26,7 @@ pub(super) struct Local {
     pub id: Cell<u64>,
     /// Runnable tasks of each queue.
     foreground: Cell<usize>,
+    commit: Cell<usize>,
     consume: Cell<usize>,
     background: Cell<usize>,
     /// glommio's waker of the pump.
@@ -34,7 +35,14 @@ pub(super) struct Local {
 
 thread_local! {
     pub(super) static LOCAL: Local = const {
-        Local { id: Cell::new(0), foreground: Cell::new(0), consume: Cell::new(0), background: Cell::new(0), pump: UnsafeCell::new(None) }
+        Local {
+            id: Cell::new(0),
+            foreground: Cell::new(0),
+            commit: Cell::new(0),
+            consume: Cell::new(0),
+            background: Cell::new(0),
+            pump: UnsafeCell::new(None),
+        }
     };
 }
 
@@ -42,6 +50,7 @@ impl Local {
     pub fn reset(&self, id: u64) {
         self.id.set(id);
         self.foreground.set(0);
+        self.commit.set(0);
         self.consume.set(0);
         self.background.set(0);
         // SAFETY: `Local` is only reached through the thread-local; no reference into the cell is held across calls.
@@ -68,6 +77,7 @@ impl Local {
     fn count(&self, queue: Queue) -> &Cell<usize> {
         match queue {
             Queue::Foreground => &self.foreground,
+            Queue::Commit => &self.commit,
             Queue::Consume => &self.consume,
             Queue::Background => &self.background,
         }
@@ -77,8 +87,13 @@ impl Local {
         self.count(queue).get()
     }
 
+    /// Whether a task is runnable that no slice of background work may hold up.
+    pub fn anything_urgent(&self) -> bool {
+        self.foreground.get() + self.commit.get() + self.consume.get() > 0
+    }
+
     pub fn anything_runnable(&self) -> bool {
-        self.foreground.get() + self.consume.get() + self.background.get() > 0
+        self.anything_urgent() || self.background.get() > 0
     }
 }
 
