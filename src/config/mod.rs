@@ -237,6 +237,9 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+/// A file of all settings takes a few KiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
 /// Merges the layers and validates the result.
 pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     let mut config = Config::defaults(sources.dev);
@@ -244,8 +247,8 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
         config.storage.data_dir = directory.clone();
     }
     if let Some(path) = &sources.file {
-        // Plain buffered read; only --config names the file, so an absent one is an error as well (lesson O3.2).
-        let text = std::fs::read_to_string(path).map_err(|error| ConfigError(cannot_read(path, &error)))?;
+        // Only --config names the file, so an absent one is an error as well (lesson O3.2).
+        let text = read_file(path)?;
         apply_file(&mut config, &text).map_err(|error| ConfigError(format!("config: load file: {error}")))?;
     }
     apply_environment(&mut config, &sources.environment)?;
@@ -259,6 +262,23 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     }
     validate::validate(&mut config).map_err(ConfigError)?;
     Ok(config)
+}
+
+/// Bounded: a device may never end.
+fn read_file(path: &std::path::Path) -> Result<String, ConfigError> {
+    use std::io::Read;
+
+    let refused = |why: &str| Err(ConfigError(format!("config: load file: {}: {why}", path.display())));
+    let mut text = String::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text));
+    let bytes = read.map_err(|error| ConfigError(cannot_read(path, &error)))?;
+    if bytes as u64 > FILE_BYTES_MAX {
+        return refused("larger than 1 MiB: --config names a JSON file of settings");
+    }
+    if text.starts_with('\u{feff}') {
+        return refused("starts with a byte order mark: save it as UTF-8 without one");
+    }
+    Ok(text)
 }
 
 fn cannot_read(path: &std::path::Path, error: &std::io::Error) -> String {

@@ -292,6 +292,20 @@ fn s3_spinning_without_pinning_is_ignored_with_a_warning() {
 }
 
 #[test]
+fn a_file_that_is_no_text_of_settings_is_refused_by_what_it_is() {
+    let path = std::env::temp_dir().join(format!("narad-config-{}.json", std::process::id()));
+    let refusal = |path: &std::path::Path| {
+        load(&Sources { file: Some(path.to_owned()), ..Sources::default() }).unwrap_err().to_string()
+    };
+    std::fs::write(&path, "\u{feff}{}").unwrap();
+    assert!(refusal(&path).contains("starts with a byte order mark: save it"), "{}", refusal(&path));
+    std::fs::write(&path, "{}".to_owned() + &" ".repeat(1 << 20)).unwrap();
+    assert!(refusal(&path).contains("larger than 1 MiB"), "{}", refusal(&path));
+    std::fs::remove_file(&path).unwrap();
+    assert!(refusal("/dev/zero".as_ref()).contains("/dev/zero: larger than 1 MiB"));
+}
+
+#[test]
 fn a_missing_file_is_an_error_and_says_which() {
     let error = load(&Sources { file: Some("/nonexistent/narad.json".into()), ..Sources::default() }).unwrap_err();
     assert!(

@@ -53,6 +53,10 @@ impl NodeState {
     }
 
     fn readiness(&self) -> Readiness {
+        if self.stopping.load(Ordering::Relaxed) {
+            // The listener of metrics answers until the end: a balancer that asks there must not send more.
+            return Readiness::NotReady("shutting down".to_owned());
+        }
         match self.opened.load(Ordering::Relaxed) >= self.shards {
             true => Readiness::Ready(Vec::new()),
             false => Readiness::NotReady("not ready".to_owned()),

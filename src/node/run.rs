@@ -21,9 +21,6 @@ use super::Prepared;
 use crate::config::Config;
 use crate::http::{HttpMetrics, HttpSettings, NodeLimits, Surface, TopicDefaults};
 
-/// Exit status when a second signal ends the process at once: 128 and the number of SIGINT.
-const EXIT_ON_SECOND_SIGNAL: i32 = 130;
-
 /// What all threads of the node are built from.
 pub struct Common {
     pub config: Config,
@@ -190,7 +187,8 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
             seen += 1;
             if seen > 1 {
                 // The operator does not want to wait: everything answered 202 is on disk already.
-                std::process::exit(EXIT_ON_SECOND_SIGNAL);
+                tracing::warn!(signal, "a second signal: ending at once; acks of the last moments may come undone");
+                std::process::exit(128 + signal);
             }
             notify::tell(notify::STOPPING);
             tracing::info!(signal, "stopping: requests in flight are finished first; a second signal ends at once");

@@ -179,20 +179,38 @@ fn health_says_that_it_is_shutting_down_while_requests_finish() {
 }
 
 #[test]
-fn a_second_signal_exits_at_once() {
-    let mut node = Node::start("life-twice", &["--shards", "1"]);
-    node.create("t", "");
-    let mut slow = Wire::open(node.broker.address);
-    slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal")
-        .unwrap();
-    std::thread::sleep(Duration::from_millis(100));
-    node.broker.signal(15).unwrap();
-    eventually("the stop is under way", || node.broker.log_text().contains("stopping: requests in flight"));
-    let told = Instant::now();
-    node.broker.signal(2).unwrap();
-    let status = node.broker.wait_exit(PATIENCE).unwrap();
-    assert_eq!(status.code(), Some(130));
-    assert!(told.elapsed() < Duration::from_secs(5), "{:?}", told.elapsed());
+fn a_stop_is_no_longer_ready_and_a_second_signal_exits_at_once() {
+    for second in [2, 15] {
+        // Free a moment ago; nothing else here asks for ports by number.
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let config = std::env::temp_dir().join(format!("narad-life-twice-{}-{second}.json", std::process::id()));
+        std::fs::write(&config, format!("{{\"http\":{{\"metrics_addr\":\"{free}\"}}}}")).unwrap();
+        let mut node =
+            Node::start(&format!("life-twice-{second}"), &["--shards", "1", "--config", config.to_str().unwrap()]);
+        node.create("t", "");
+        let ask = |target: &str| {
+            let mut wire = Wire::open(free);
+            wire.send(format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")).unwrap();
+            wire.read().unwrap().status
+        };
+        assert_eq!((ask("/healthz"), ask("/readyz")), (200, 200));
+        let mut slow = Wire::open(node.broker.address);
+        slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal")
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        node.broker.signal(15).unwrap();
+        eventually("the stop is under way", || node.broker.log_text().contains("stopping: requests in flight"));
+        eventually("whoever asks where the metrics are is sent elsewhere", || {
+            (ask("/healthz"), ask("/readyz")) == (503, 503)
+        });
+        let told = Instant::now();
+        node.broker.signal(second).unwrap();
+        let status = node.broker.wait_exit(PATIENCE).unwrap();
+        assert_eq!(status.code(), Some(128 + second));
+        assert!(told.elapsed() < Duration::from_secs(5), "{:?}", told.elapsed());
+        assert!(node.broker.log_text().contains("a second signal: ending at once"), "{}", node.broker.log_text());
+        std::fs::remove_file(&config).unwrap();
+    }
 }
 
 #[test]

@@ -431,8 +431,10 @@ impl PartitionQueue {
         let caught_up = oldest >= bounds.high_watermark;
         if !caught_up && self.oldest_unsettled.get().0 != oldest {
             let records = self.records.borrow().clone();
-            let timestamp_ms = records.read(oldest).await.map_or(0, |record| record.timestamp_ms);
-            self.oldest_unsettled.set((oldest, timestamp_ms));
+            match records.read(oldest).await {
+                Ok(record) => self.oldest_unsettled.set((oldest, record.timestamp_ms)),
+                Err(_) => self.oldest_unsettled.set((u64::MAX, 0)), // read again the next time
+            }
         }
         PartitionMetrics {
             topic: self.topic.name.to_string(),

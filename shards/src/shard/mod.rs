@@ -326,6 +326,7 @@ impl Inner {
         metrics.queue = self.queues().metrics();
         metrics.partitions = self.queues().partition_metrics().await;
         self.partitions.add_metrics(&mut metrics.partitions);
+        self.partitions.add_unsettled(&mut metrics.partitions).await;
         let snapshot = self.snapshot.borrow().clone();
         metrics.rejections = self
             .rejections

@@ -32,6 +32,8 @@ pub struct Partition {
     pub(super) rests_until: Cell<Instant>,
     combiner: OnceCell<Combiner>,
     produced: Cell<(u64, u64)>,
+    /// Offset of the oldest unsettled record and its time, as last read for the figures.
+    unsettled: Cell<Option<(u64, u64)>>,
 }
 
 impl Partition {
@@ -148,6 +150,25 @@ impl Partitions {
             }
         }
     }
+
+    /// The age of what nobody consumes: a partition without a consumer since the start has no consumer state that knows
+    /// it, and is the one an alert is for (C100). Reads a record once; of a closed log what was known stays.
+    pub async fn add_unsettled(&self, all: &mut BTreeMap<Destination, PartitionMetrics>) {
+        for partition in self.all() {
+            let Some(metrics) = all.get_mut(&partition.destination) else { continue };
+            let oldest = metrics.frontier.max(metrics.oldest_offset);
+            if metrics.oldest_unsettled_ms != 0 || oldest >= metrics.high_watermark {
+                continue;
+            }
+            if partition.unsettled.get().is_none_or(|(offset, _)| offset != oldest) {
+                let Some(log) = partition.usable_log() else { continue };
+                // What cannot be read now is tried again the next time.
+                let read = log.read(oldest, 1, 1).await.unwrap_or_default();
+                partition.unsettled.set(read.first().map(|record| (oldest, record.timestamp_ms)));
+            }
+            metrics.oldest_unsettled_ms = partition.unsettled.get().map_or(0, |(_, since_ms)| since_ms);
+        }
+    }
 }
 
 impl Inner {
@@ -170,6 +191,7 @@ impl Inner {
             rests_until: Cell::default(),
             combiner: OnceCell::new(),
             produced: Cell::default(),
+            unsettled: Cell::default(),
         });
         let _ = partition.combiner.set(Combiner::new(Rc::new(Gate(Rc::downgrade(&partition)))));
         self.partitions.slots.borrow_mut().insert(destination, partition.clone());

@@ -308,3 +308,29 @@ fn n27_refusals_of_a_deleted_topic_are_forgotten() {
         assert!(bench.metrics().await.rejections.is_empty());
     });
 }
+
+#[test]
+fn c100_what_nobody_consumes_has_an_age_even_when_its_log_has_been_closed() {
+    sim::run(11, async {
+        let topics = [topic("orders", 1, 0)];
+        let bench = Bench::start(SimDisk::new(11), sweeping(Some(10 * SECOND), None), &topics).await;
+        let since = |metrics: &ShardMetrics| metrics.partitions[&destination(1)].oldest_unsettled_ms;
+        rt::sleep(HOUR).await;
+        bench.produce("orders").await;
+        rt::sleep(SECOND).await;
+        let stored_at = since(&bench.metrics().await);
+        assert!(stored_at >= HOUR.as_millis() as u64 && stored_at < rt::wall_clock_ms(), "{stored_at}");
+        rt::sleep(30 * SECOND).await;
+        let later = bench.metrics().await;
+        assert_eq!((later.open_logs, since(&later)), (0, stored_at), "s81: figures keep no log open");
+        bench.produce("orders").await;
+        rt::sleep(SECOND).await;
+        let first = bench.consume("orders").await;
+        bench.ack(&first).await;
+        let next = since(&bench.metrics().await);
+        assert!(next > stored_at, "{next}");
+        let second = bench.consume("orders").await;
+        bench.ack(&second).await;
+        assert_eq!(since(&bench.metrics().await), 0, "caught up");
+    });
+}
