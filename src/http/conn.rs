@@ -56,23 +56,26 @@ where
         .serve_connection(Watched::new(stream, state.clone()), service);
 
     let mut timer = LazyTimer::default();
-    let mut drained = std::pin::pin!(ctx.drain_notify().notified());
-    let mut drain_waker: Option<Waker> = None;
-    let mut draining = false;
+    let mut closes = std::pin::pin!(ctx.stop.closes());
+    let mut close_waker: Option<Waker> = None;
+    let mut told = false;
     let finished = poll_fn(|cx| {
-        if !draining {
-            // Registering is not free, so once per waker; `begin_shutdown` sets the flag before it wakes anybody.
-            if !drain_waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-                let _ = drained.as_mut().poll(cx);
-                drain_waker = Some(cx.waker().clone());
-            }
-            if ctx.is_draining() {
-                draining = true;
-                Pin::new(&mut connection).graceful_shutdown();
-            }
+        // Registering is not free, so once per waker.
+        if !told && !close_waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            let _ = closes.as_mut().poll(cx);
+            close_waker = Some(cx.waker().clone());
         }
         if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
             return Poll::Ready(Some(result));
+        }
+        // Only now, when all that has come is read: a request that has begun is answered, and its answer says that
+        // it is the last (`pipeline`). hyper would also close on half a header block.
+        if !told && ctx.stop.is_closing() && state.is_idle() {
+            told = true;
+            Pin::new(&mut connection).graceful_shutdown();
+            if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
+                return Poll::Ready(Some(result));
+            }
         }
         match state.deadline(&ctx.settings) {
             Some(at) if timer.reached(cx, at) => Poll::Ready(None),

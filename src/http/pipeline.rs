@@ -73,6 +73,7 @@ pub(crate) async fn answer<B: Broker>(
     conn: Rc<Conn>,
     request: Request<Incoming>,
 ) -> Response<ReplyBody> {
+    let _underway = ctx.stop.begin();
     let (mut head, body) = request.into_parts();
     let found = route::find(&head.method, head.uri.path(), ctx.settings.surface);
     let route = match &found {
@@ -102,8 +103,10 @@ pub(crate) async fn answer<B: Broker>(
             (error.outcome_unknown().into_reply(), false)
         }
     };
-    if !client_left && !body.skip_rest(head.headers.contains_key(EXPECT)).await {
-        // The rest is not read, so nothing more can be: a client that is not told sends its next request in vain.
+    let all_read = client_left || body.skip_rest(head.headers.contains_key(EXPECT)).await;
+    if !all_read || ctx.stop.is_draining() {
+        // The rest is not read, so nothing more can be, or the node stops: a client that is not told sends its next
+        // request in vain.
         reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     if let Some(shard) = ctx.shard_header.as_ref().filter(|_| route.is_some_and(Route::carries_messages)) {

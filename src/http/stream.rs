@@ -126,6 +126,11 @@ impl Conn {
         Some(self.since.get() + allowed)
     }
 
+    /// Nothing has come since the last answer.
+    pub fn is_idle(&self) -> bool {
+        self.phase.get() == Phase::Idle
+    }
+
     /// Something was read; the end of the stream counts too, the connection is about to close then.
     fn on_read(&self) {
         if self.phase.get() == Phase::Idle {

@@ -165,3 +165,52 @@ fn a_graceful_stop_ends_idle_connections_and_lets_the_others_finish() {
         assert_eq!(late.closed().await, b"");
     });
 }
+
+#[test]
+fn a_drain_still_answers_each_connection_once_and_waits_for_what_had_begun() {
+    run(|world| async move {
+        let mut idle = world.connect();
+        idle.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+        let mut busy = world.connect();
+        busy.send(&request("GET", "/v1/topics/t/consume?wait=3s", "", b"")).await;
+        rt::sleep(Duration::from_secs(1)).await;
+        let start = rt::now();
+        let ctx = world.ctx.clone();
+        let drain = rt::spawn(Queue::Foreground, async move { ctx.drain().await });
+        rt::yield_now().await;
+        // One that comes now is answered, and not waited for.
+        let mut late = world.connect();
+        late.send(&request("GET", "/v1/topics/t/consume?wait=9s", "", b"")).await;
+        rt::sleep(Duration::from_millis(500)).await;
+        for client in [&mut idle, &mut world.connect()] {
+            let answer = client.ask("GET", "/healthz", "", b"").await;
+            answer.expect(200, "{\"status\":\"ok\"}\n");
+            assert_eq!(answer.header("connection"), Some("close"));
+        }
+        assert_eq!(idle.closed().await, b"");
+        drain.await;
+        assert_eq!((rt::now() - start).as_secs(), 2);
+        let answer = busy.answer().await.expect("an answer");
+        assert_eq!((answer.status, answer.header("connection")), (204, Some("close")));
+        world.ctx.begin_shutdown();
+        let answer = late.answer().await.expect("an answer");
+        assert_eq!((answer.status, answer.header("connection")), (204, Some("close")));
+        assert_eq!((rt::now() - start).as_secs(), 9);
+    });
+}
+
+#[test]
+fn a_stop_answers_a_request_whose_first_bytes_have_come() {
+    run(|world| async move {
+        let mut client = world.connect();
+        client.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+        client.send(b"GET /heal").await;
+        world.ctx.begin_shutdown();
+        rt::sleep(Duration::from_millis(100)).await;
+        client.send(b"thz HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        let answer = client.answer().await.expect("an answer");
+        answer.expect(200, "{\"status\":\"ok\"}\n");
+        assert_eq!(answer.header("connection"), Some("close"));
+        assert_eq!(client.closed().await, b"");
+    });
+}
