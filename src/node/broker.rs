@@ -19,6 +19,7 @@ use narad_shards::queue::Consumer;
 use narad_shards::rt;
 use narad_shards::shard::Shard;
 
+use super::balancers::Balancers;
 use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
 use crate::telemetry::{NodeMetrics, ShardReport};
@@ -34,6 +35,8 @@ pub struct NodeState {
     /// Shards that take connections.
     pub listening: AtomicU16,
     pub stopping: AtomicBool,
+    /// Who asks the API port whether the node is ready.
+    pub balancers: Balancers,
 }
 
 /// Where a shard runs and listens.
@@ -178,7 +181,9 @@ impl Broker for ShardBroker {
     }
 
     fn readiness(&self) -> Readiness {
-        self.state.readiness()
+        let readiness = self.state.readiness();
+        self.state.balancers.note(matches!(readiness, Readiness::Ready(_)), rt::now());
+        readiness
     }
 
     async fn metrics(&self) -> Vec<ShardMetrics> {

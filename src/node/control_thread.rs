@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use narad_shards::meta::{Address, Snapshot};
 use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
@@ -121,15 +122,36 @@ async fn main(common: Arc<Common>, plan: ControlPlan, endpoint: Endpoint, handle
         Ok(_) => {}
         Err(stopped) => return Err(format!("metadata can no longer be stored: {}", stopped.0)),
     }
-    common.state.stopping.store(true, Ordering::Relaxed);
-    let within = common.config.http.shutdown_grace;
-    ask_all(&links, shards, || Request::StopServing { within }).await;
+    stop_serving(&common, &links).await;
     ask_all(&links, shards, || Request::Quiesce).await;
     ask_all(&links, shards, || Request::Shutdown).await;
     if let Some(probes) = probes {
-        probes.stop(std::time::Duration::from_millis(100)).await;
+        probes.stop(Duration::from_millis(100)).await;
     }
     Ok(())
+}
+
+/// Part of the grace in which connections are still accepted; the rest is for requests that come at its end.
+const NOTICE: f64 = 0.75;
+/// How often is looked whether balancers have seen that the node is not ready.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Not ready first; then everything is answered as before while somebody has to learn of it: balancers, and clients
+/// whose requests are under way. Then the ports close. Without any of these they close at once.
+async fn stop_serving(common: &Common, links: &Rc<dyn Carrier>) {
+    let shards = common.state.shards;
+    let began = rt::now();
+    let balancers = &common.state.balancers;
+    balancers.begin_stop();
+    common.state.stopping.store(true, Ordering::Relaxed);
+    let grace = common.config.http.shutdown_grace;
+    let notice = grace.mul_f64(NOTICE);
+    ask_all(links, shards, || Request::BeginDrain { within: notice }).await;
+    while balancers.wait_for(began) && rt::now() < began + notice {
+        rt::sleep(LOOK).await;
+    }
+    let within = grace.saturating_sub(rt::now().saturating_since(began));
+    ask_all(links, shards, || Request::StopServing { within }).await;
 }
 
 fn start_probes(
