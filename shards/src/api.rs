@@ -205,4 +205,6 @@ pub enum MetaReply {
     NotGone,
     /// No leader, or the metadata store refused: retriable, nothing known to have changed.
     Unavailable(String),
+    /// It was under way when whoever decides it was lost, or the store gave up: it may still be applied (K11).
+    Unknown(String),
 }

@@ -27,6 +27,9 @@ use crate::control::check_topic_name;
 
 /// What is said of a schema until there are any.
 pub(super) const SCHEMAS_NOT_BUILT: &str = Route::GetSchema.not_built();
+const MAYBE_APPLIED: &str =
+    "control plane temporarily unavailable: the change may still be applied, read it back before \
+     retrying";
 pub(super) const CHANGED: &str = "topic changed since it was read";
 
 pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader) -> Result<Reply, ApiError> {
@@ -130,6 +133,11 @@ pub(super) fn meta_refusal(operation: &'static str, reply: MetaReply) -> ApiErro
         MetaReply::Unavailable(cause) => {
             tracing::warn!(op = operation, err = %cause, "metadata change refused; nothing is known to have changed");
             ApiError::unavailable("control plane temporarily unavailable")
+        }
+        MetaReply::Unknown(cause) => {
+            tracing::warn!(op = operation, err = %cause, "the outcome of a metadata change is unknown");
+            let text = format!("{MAYBE_APPLIED}: {cause}");
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text).outcome_unknown()
         }
         MetaReply::Changed => conflict(CHANGED),
         MetaReply::NotFound => ApiError::topic_not_found(),

@@ -56,6 +56,9 @@ impl NodeState {
     }
 
     fn readiness(&self) -> Readiness {
+        if self.figures.metastore.stopped.load(Ordering::Relaxed) {
+            return Readiness::NotReady("metastore: node is not ready: metadata can no longer be stored".to_owned());
+        }
         if self.stopping.load(Ordering::Relaxed) {
             // The listener of metrics answers until the end: a balancer that asks there must not send more.
             return Readiness::NotReady("shutting down".to_owned());
@@ -172,7 +175,7 @@ impl Broker for ShardBroker {
     async fn change(&self, command: MetaCommand) -> MetaReply {
         match self.shard.carrier().call(Address::CONTROL, Request::Meta(command)).await {
             Ok(Reply::Meta(reply)) => reply,
-            Ok(_) | Err(_) => MetaReply::Unavailable("the control thread did not answer".to_owned()),
+            Ok(_) | Err(_) => MetaReply::Unknown("the control thread did not answer".to_owned()),
         }
     }
 

@@ -19,6 +19,7 @@ mod ports;
 mod run;
 mod serving;
 mod shard_thread;
+mod stopping;
 mod topology;
 mod traces;
 

@@ -25,6 +25,10 @@ fn create_fills_in_defaults_and_shows_no_role() {
     });
 }
 
+const MAYBE_APPLIED: &str =
+    "control plane temporarily unavailable: the change may still be applied, read it back before \
+     retrying: x";
+
 #[test]
 fn refusals_of_a_create() {
     run(|world| async move {
@@ -82,6 +86,7 @@ fn refusals_of_a_create() {
                 None,
             ),
             (MetaReply::Unavailable("x".to_owned()), 503, "control plane temporarily unavailable", Some("1")),
+            (MetaReply::Unknown("x".to_owned()), 503, MAYBE_APPLIED, None),
             (MetaReply::NotGone, 500, "create topic failed", None),
         ] {
             world.broker().change_replies.borrow_mut().push_back(reply);
@@ -239,6 +244,7 @@ fn refusals_of_an_alter_change_nothing() {
         for (replies, status, text) in [
             (vec![MetaReply::Changed, MetaReply::Changed], 409, "topic changed since it was read"),
             (vec![MetaReply::Unavailable("x".to_owned())], 503, "control plane temporarily unavailable"),
+            (vec![MetaReply::Unknown("x".to_owned())], 503, MAYBE_APPLIED),
         ] {
             world.broker().change_replies.borrow_mut().extend(replies);
             world.ask("PATCH", "/v1/topics/t", JSON, body).await.expect(status, &error(text));
