@@ -146,8 +146,8 @@ pub struct NewTopic {
     pub partitions: u32,
     pub retention_ms: u64,
     pub visibility_timeout_ms: u64,
-    pub max_in_flight_per_partition: u32,
-    pub max_acked_ahead_per_partition: u32,
+    pub max_in_flight_per_partition: u64,
+    pub max_acked_ahead_per_partition: u64,
     pub owner: Option<String>,
 }
 
@@ -156,8 +156,8 @@ pub struct NewTopic {
 pub struct TopicChange {
     /// `0` keeps records for ever.
     pub retention_ms: Option<u64>,
-    pub max_in_flight_per_partition: Option<u32>,
-    pub max_acked_ahead_per_partition: Option<u32>,
+    pub max_in_flight_per_partition: Option<u64>,
+    pub max_acked_ahead_per_partition: Option<u64>,
     /// More than there are.
     pub partitions: Option<u32>,
 }

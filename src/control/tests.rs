@@ -16,7 +16,7 @@ fn topic(name: &str, incarnation: u64, partitions: u32) -> Arc<TopicMeta> {
         partitions,
         retention_ms: 0,
         visibility_timeout_ms: 30_000,
-        max_in_flight_per_partition: 1024,
+        max_in_flight_per_partition: 1 << 40, // wider than 32 bits, also in the store
         max_acked_ahead_per_partition: 1024,
         created_at_ms: 1,
         owner: None,

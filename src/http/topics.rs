@@ -165,8 +165,8 @@ fn write_topic(out: &mut Vec<u8>, meta: &Arc<TopicMeta>, role: Option<&str>) {
         ("partitions", meta.partitions.into()),
         ("retention_ms", meta.retention_ms),
         ("visibility_timeout_ms", meta.visibility_timeout_ms),
-        ("max_in_flight_per_partition", meta.max_in_flight_per_partition.into()),
-        ("max_acked_ahead_per_partition", meta.max_acked_ahead_per_partition.into()),
+        ("max_in_flight_per_partition", meta.max_in_flight_per_partition),
+        ("max_acked_ahead_per_partition", meta.max_acked_ahead_per_partition),
         ("created_at", meta.created_at_ms / 1000),
     ] {
         write_name(out, name);
@@ -322,13 +322,7 @@ pub(super) fn at_least_0(name: &str, number: Option<i64>) -> Result<Option<u64>,
     number.map(|number| u64::try_from(number).map_err(|_| refused())).transpose()
 }
 
-/// `0` is the default; absent is `None`.
-pub(super) fn cap(name: &str, number: Option<i64>, default: u32) -> Result<Option<u32>, ApiError> {
-    match at_least_0(name, number)? {
-        None => Ok(None),
-        Some(0) => Ok(Some(default)),
-        Some(number) => {
-            u32::try_from(number).map(Some).map_err(|_| ApiError::bad_request(format!("{name} is too large")))
-        }
-    }
+/// `0` is the default; absent is `None`. There is no upper bound: a cap that nothing reaches is no cap.
+pub(super) fn cap(name: &str, number: Option<i64>, default: u64) -> Result<Option<u64>, ApiError> {
+    Ok(at_least_0(name, number)?.map(|number| if number == 0 { default } else { number }))
 }

@@ -199,7 +199,7 @@ fn delete_reads_a_recreated_topic_again_once() {
 #[test]
 fn alter_applies_its_groups_in_order_and_shows_the_topic() {
     run(|world| async move {
-        let topic = |partitions: u32, retention: u64, in_flight: u32, ahead: u32| {
+        let topic = |partitions: u32, retention: u64, in_flight: u64, ahead: u64| {
             format!(
                 "{{\"name\":\"t\",\"id\":\"0000000000000abc\",\"partitions\":{partitions},\"retention_ms\":{retention},\
                  \"visibility_timeout_ms\":30000,\"max_in_flight_per_partition\":{in_flight},\
@@ -216,6 +216,12 @@ fn alter_applies_its_groups_in_order_and_shows_the_topic() {
         let answer = patch("{\"partitions\":5,\"retention_ms\":7200000}").await;
         answer.expect(400, &error("partitions must be more than the topic has, which is 5"));
         patch("{\"max_in_flight_per_partition\":1}").await.expect(200, &topic(5, 7_200_000, 1, 9));
+        // Caps have no upper bound, and none is cut to 32 bits.
+        let (in_flight, ahead) = ((1 << 32) + 1, i64::MAX as u64);
+        let caps = "{\"max_in_flight_per_partition\":4294967297,\"max_acked_ahead_per_partition\":9223372036854775807}";
+        patch(caps).await.expect(200, &topic(5, 7_200_000, in_flight, ahead));
+        let more = patch("{\"max_in_flight_per_partition\":9223372036854775808}").await;
+        assert_eq!(more.status, 400, "{}", more.text());
     });
 }
 
