@@ -9,6 +9,7 @@
 
 mod ack;
 mod alter;
+mod audit;
 mod batch;
 mod body;
 mod broker;

@@ -12,6 +12,7 @@ use narad_shards::rt;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
+use super::audit::{self, Audit};
 use super::body::BodyReader;
 use super::config::{
     TopicDefaults, FANOUT_DELAY_MS_MAX, JSON_BYTES_MAX, LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX, PARTITIONS_MIN,
@@ -38,6 +39,11 @@ pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader)
     let has_topic = |name: &str| call.ctx.broker.topic(name).is_some();
     let topic = json::parse::<CreateTopic<'_>>(&body)?.check(&call.ctx.topic_defaults, has_topic)?;
     let name = topic.name.clone();
+    let audit = Audit::begin(audit::TOPIC_CREATE, &name);
+    audit.finish(try_create(call, topic, &name).await)
+}
+
+async fn try_create<B: Broker>(call: &Call<'_, B>, topic: NewTopic, name: &str) -> Result<Reply, ApiError> {
     match call.ctx.broker.change(MetaCommand::CreateTopic(topic)).await {
         MetaReply::Created(meta) => Ok(topic_reply(StatusCode::CREATED, &meta, None)),
         MetaReply::Exists => Err(conflict(format!("topic \"{name}\" already exists"))),
@@ -110,9 +116,16 @@ pub(crate) async fn details<B: Broker>(call: &Call<'_, B>, topic: &str) -> Resul
 pub(crate) async fn delete<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Reply, ApiError> {
     // Means something for remote children only.
     call.query.flag("force")?;
+    let mut audit = Audit::begin(audit::TOPIC_DELETE, topic);
+    let result = try_delete(call, topic, &mut audit).await;
+    audit.finish(result)
+}
+
+async fn try_delete<B: Broker>(call: &Call<'_, B>, topic: &str, audit: &mut Audit<'_>) -> Result<Reply, ApiError> {
     // A topic that was recreated under the request is read again, once.
     for _ in 0..2 {
         let meta = call.ctx.broker.topic(topic).ok_or_else(ApiError::topic_not_found)?;
+        audit.of_incarnation(meta.incarnation);
         let command = MetaCommand::DeleteTopic { name: topic.to_owned(), incarnation: meta.incarnation };
         match call.ctx.broker.change(command).await {
             MetaReply::Deleted => return Ok(reply::empty(StatusCode::NO_CONTENT)),
