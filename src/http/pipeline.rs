@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
-use hyper::header::{HeaderMap, HeaderName, HeaderValue, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use narad_shards::rt;
@@ -67,6 +68,21 @@ fn has_client_header(headers: &HeaderMap) -> bool {
     headers.get(CLIENT).is_some_and(|value| !value.as_bytes().trim_ascii().is_empty())
 }
 
+/// A request may wait for long, and its header map goes into the next answer: a map of thousands stays no longer than
+/// it takes to read it.
+const HEADERS_KEPT_MAX: usize = 100;
+
+/// What this node looks at, each at most twice: two lines say that there is no single value.
+fn only_read(headers: &HeaderMap) -> HeaderMap {
+    let mut few = HeaderMap::new();
+    for name in [AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, CLIENT] {
+        for value in headers.get_all(&name).iter().take(2) {
+            few.append(name.clone(), value.clone());
+        }
+    }
+    few
+}
+
 /// Answers one request; the service of a connection. Dropped when the client leaves, which is recorded as 499.
 pub(crate) async fn answer<B: Broker>(
     ctx: Rc<HttpContext<B>>,
@@ -75,6 +91,9 @@ pub(crate) async fn answer<B: Broker>(
 ) -> Response<ReplyBody> {
     let _underway = ctx.stop.begin();
     let (mut head, body) = request.into_parts();
+    if head.headers.len() > HEADERS_KEPT_MAX {
+        head.headers = only_read(&head.headers);
+    }
     let found = route::find(&head.method, head.uri.path(), ctx.settings.surface);
     let route = match &found {
         Found::Route { route, .. } => Some(*route),
