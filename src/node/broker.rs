@@ -19,6 +19,7 @@ use narad_shards::queue::Consumer;
 use narad_shards::rt;
 use narad_shards::shard::Shard;
 
+use super::balancers::Balancers;
 use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
 use crate::telemetry::{NodeMetrics, ShardReport};
@@ -34,6 +35,8 @@ pub struct NodeState {
     /// Shards that take connections.
     pub listening: AtomicU16,
     pub stopping: AtomicBool,
+    /// Who asks the API port whether the node is ready.
+    pub balancers: Balancers,
 }
 
 /// Where a shard runs and listens.
@@ -53,6 +56,9 @@ impl NodeState {
     }
 
     fn readiness(&self) -> Readiness {
+        if self.figures.metastore.stopped.load(Ordering::Relaxed) {
+            return Readiness::NotReady("metastore: node is not ready: metadata can no longer be stored".to_owned());
+        }
         if self.stopping.load(Ordering::Relaxed) {
             // The listener of metrics answers until the end: a balancer that asks there must not send more.
             return Readiness::NotReady("shutting down".to_owned());
@@ -169,7 +175,7 @@ impl Broker for ShardBroker {
     async fn change(&self, command: MetaCommand) -> MetaReply {
         match self.shard.carrier().call(Address::CONTROL, Request::Meta(command)).await {
             Ok(Reply::Meta(reply)) => reply,
-            Ok(_) | Err(_) => MetaReply::Unavailable("the control thread did not answer".to_owned()),
+            Ok(_) | Err(_) => MetaReply::Unknown("the control thread did not answer".to_owned()),
         }
     }
 
@@ -178,7 +184,9 @@ impl Broker for ShardBroker {
     }
 
     fn readiness(&self) -> Readiness {
-        self.state.readiness()
+        let readiness = self.state.readiness();
+        self.state.balancers.note(matches!(readiness, Readiness::Ready(_)), rt::now());
+        readiness
     }
 
     async fn metrics(&self) -> Vec<ShardMetrics> {

@@ -2,6 +2,7 @@
 //! CPUs are read before any thread is pinned, the machine is checked before the first executor, the lock is taken before
 //! anything is read, ids are written last, and what was made is taken back. [`run`] starts threads on what it returns.
 
+mod balancers;
 mod broker;
 mod cgroup;
 mod control_thread;
@@ -19,6 +20,7 @@ mod ports;
 mod run;
 mod serving;
 mod shard_thread;
+mod stopping;
 mod topology;
 mod traces;
 

@@ -70,8 +70,8 @@ impl Common {
             partitions_max: topic.max_partitions,
             retention_ms: topic.default_retention_age_ms,
             visibility_timeout_ms: topic.default_visibility_timeout_ms,
-            max_in_flight_per_partition: topic.default_max_in_flight_per_partition,
-            max_acked_ahead_per_partition: topic.default_max_acked_ahead_per_partition,
+            max_in_flight_per_partition: topic.default_max_in_flight_per_partition.into(),
+            max_acked_ahead_per_partition: topic.default_max_acked_ahead_per_partition.into(),
         }
     }
 }

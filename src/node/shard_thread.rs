@@ -68,8 +68,15 @@ impl Slot {
     async fn answer(&self, handle: &RingHandle, request: Request) -> Reply {
         let shard = self.shard().await;
         match request {
-            Request::StopServing { within } => {
+            Request::BeginDrain { within } => {
                 shard.queues().release_waiters();
+                let serving = self.serving.borrow().clone();
+                if let Some(serving) = serving {
+                    serving.drain(within).await;
+                }
+                Reply::Done
+            }
+            Request::StopServing { within } => {
                 let serving = self.serving.borrow_mut().take();
                 if let Some(serving) = serving {
                     serving.stop(within).await;
