@@ -16,5 +16,5 @@ pub use exposition::{Exposition, Kind};
 pub use logging::install_logging;
 pub use node::{render_node, NodeMetrics};
 pub use process::{render_process, resident_bytes};
-pub use shards::{render_shards, storage_errors};
+pub use shards::{other_errors, render_shards};
 pub use vitals::{NodeReport, ShardReport};
