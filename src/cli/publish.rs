@@ -164,6 +164,10 @@ impl Publisher<'_> {
         if response.status != 202 {
             return Err(response.failure());
         }
+        // The answer says nothing but the status, and others answer 202 to whatever they are sent.
+        if response.header("x-narad-shard").is_none() || !response.body.is_empty() {
+            return Err(response.unknown_shape("status 202, and not as for a message that is stored"));
+        }
         self.accepted += 1;
         self.bytes += message.len() as u64;
         Ok(())

@@ -64,6 +64,11 @@ fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
+/// How a broker accepts one message.
+fn stored() -> String {
+    "HTTP/1.1 202 Accepted\r\nX-Narad-Shard: 0\r\nContent-Length: 0\r\n\r\n".to_owned()
+}
+
 fn empty(status: &str) -> String {
     format!("HTTP/1.1 {status}\r\n\r\n")
 }
@@ -250,24 +255,20 @@ fn topic_rm_asks_first() {
 
 #[test]
 fn pub_sends_bytes_as_they_are() {
-    let done =
-        narad(&["pub", "t", "h\u{e9}llo", "-k", "a b", "--partition", "2"], "", vec![answer("202 Accepted", "")]);
+    let done = narad(&["pub", "t", "h\u{e9}llo", "-k", "a b", "--partition", "2"], "", vec![stored()]);
     done.result.unwrap();
     assert_eq!(first_line(&done.seen[0]), "POST /v1/topics/t/produce?key=a%20b&partition=2 HTTP/1.1");
     assert_eq!(done.seen[0].body, "h\u{e9}llo".as_bytes());
     assert!(done.seen[0].head.contains("Content-Type: application/octet-stream"));
     assert_eq!(done.err, "accepted (6 bytes)\n");
-    let lines = narad(&["pub", "t"], "one\r\n\ntwo", vec![answer("202 Accepted", ""); 2]);
+    let lines = narad(&["pub", "t"], "one\r\n\ntwo", vec![stored(); 2]);
     lines.result.unwrap();
     assert_eq!(lines.seen.iter().map(|seen| seen.body.as_slice()).collect::<Vec<_>>(), [b"one", b"two"]);
     assert!(lines.err.starts_with("accepted 2 messages in ") && lines.err.ends_with(" msg/s)\n"), "{}", lines.err);
     let stopped = narad(
         &["pub", "t", "m", "--count", "3"],
         "",
-        vec![
-            answer("202 Accepted", ""),
-            answer("503 Service Unavailable", r#"{"error":"memory budget exhausted, retry"}"#),
-        ],
+        vec![stored(), answer("503 Service Unavailable", r#"{"error":"memory budget exhausted, retry"}"#)],
     );
     assert!(stopped.err.starts_with("accepted 1 messages"), "{}", stopped.err);
     assert_eq!(failure(stopped), "memory budget exhausted, retry (503)");
@@ -443,6 +444,8 @@ fn another_server_is_told_from_a_broker_by_every_command() {
         (&["topic", "edit", "t", "--partitions", "9"], "200 OK", "[]"),
         (&["topic", "rm", "t", "-f"], "200 OK", "{}"),
         (&["pub", "t", "m"], "200 OK", "{}"),
+        (&["pub", "t", "m"], "202 Accepted", ""),
+        (&["pub", "t", "m"], "202 Accepted\r\nX-Narad-Shard: 0", "{}"),
         (&["pub", "t", "m", "--batch", "2"], "202 Accepted", "{}"),
         (&["sub", "t", "--count", "1"], "200 OK", "{}"),
         (&["sub", "t", "--peek"], "200 OK", "{}"),
