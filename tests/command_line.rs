@@ -19,7 +19,11 @@ fn error_text(output: &Output) -> String {
 fn exit_codes_tell_usage_from_refusal_from_no_server() {
     let version = narad(&["version"]);
     assert_eq!(version.status.code(), Some(0));
-    assert!(String::from_utf8(version.stdout).unwrap().starts_with("narad "));
+    assert!(String::from_utf8(version.stdout.clone()).unwrap().starts_with("narad "));
+    for same in ["--version", "-V"] {
+        let output = narad(&[same]);
+        assert_eq!((output.status.code(), output.stdout), (Some(0), version.stdout.clone()), "{same}");
+    }
     assert_eq!(narad(&["--help"]).status.code(), Some(0));
     for wrong in
         [&["bogus"][..], &[], &["topic", "add"], &["topic", "edit", "a"], &["pub"], &["-s", "https://a", "topic", "ls"]]

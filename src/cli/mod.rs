@@ -126,7 +126,7 @@ fn finish(result: Result<(), Failure>) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What people type and argh does not know: `--name=value`, `-s` behind the command, `topics` for `topic`.
+/// What people type and argh does not know: `--name=value`, `-s` behind the command, `topics` for `topic`, `--version`.
 fn normalise(args: Vec<String>) -> Vec<String> {
     let mut front = Vec::new();
     let mut rest = Vec::new();
@@ -146,8 +146,11 @@ fn normalise(args: Vec<String>) -> Vec<String> {
             front.extend(value.or_else(|| args.next()));
             continue;
         }
-        let command = rest.is_empty() && name == "topics";
-        rest.push(if command { "topic".to_owned() } else { name });
+        rest.push(match name.as_str() {
+            "topics" if rest.is_empty() => "topic".to_owned(),
+            "--version" | "-V" if rest.is_empty() => "version".to_owned(),
+            _ => name,
+        });
         rest.extend(value);
     }
     front.extend(rest);

@@ -119,6 +119,9 @@ fn failure(outcome: Outcome) -> String {
 fn arguments_are_understood_as_people_write_them() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["topics", "ls"], &["topic", "ls"]),
+        (&["--version"], &["version"]),
+        (&["-s", "h", "-V"], &["-s", "h", "version"]),
+        (&["pub", "t", "--version"], &["pub", "t", "--version"]),
         (&["topic", "ls", "-s", "http://a:1"], &["-s", "http://a:1", "topic", "ls"]),
         (
             &["topic", "add", "x", "--retention=12h", "--server=http://a:1"],
