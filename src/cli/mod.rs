@@ -3,6 +3,7 @@
 //! be reached.
 
 mod client;
+mod completion;
 mod cpus;
 mod doctor;
 pub(crate) mod fuzz;
@@ -21,12 +22,12 @@ mod tests;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 
 use client::{Client, Endpoint};
 
 /// Queue-first message broker on durable partitioned logs.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 struct Narad {
     /// server URL (environment NARAD_ADDR; default http://127.0.0.1:7942)
     #[argh(option, short = 's')]
@@ -35,7 +36,7 @@ struct Narad {
     command: Command,
 }
 
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand)]
 enum Command {
     Serve(serve::Serve),
@@ -46,11 +47,12 @@ enum Command {
     Topic(topic::Topic),
     Pub(publish::Pub),
     Sub(subscribe::Sub),
+    Completion(completion::Completion),
     Version(Version),
 }
 
 /// Print the version.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "version")]
 struct Version {}
 
@@ -110,6 +112,7 @@ fn run(narad: Narad) -> Result<(), Failure> {
         Command::Topic(command) => topic::run(command, &mut client()?, &mut io::stdin().lock(), &mut out, &mut err),
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),
         Command::Sub(command) => subscribe::run(command, &mut client()?, &mut out, &mut err),
+        Command::Completion(command) => completion::run(&command, &mut out),
         Command::Version(Version {}) => Ok(writeln!(out, "narad {}", env!("CARGO_PKG_VERSION"))?),
     }
 }

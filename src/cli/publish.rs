@@ -4,7 +4,7 @@ use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use super::whole::{Partition, Positive, Whole};
 use super::{topic, Failure};
 
 /// Send messages: the argument, a file, or each line of standard input.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "pub")]
 pub struct Pub {
     #[argh(positional)]

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 
 use crate::config::{self, Sources};
 use crate::node;
@@ -88,7 +88,7 @@ pub(super) use with_node_flags;
 
 with_node_flags! {
     /// Run the broker.
-    #[derive(FromArgs, Debug, Default)]
+    #[derive(ArgsInfo, FromArgs, Debug, Default)]
     #[argh(subcommand, name = "serve")]
     pub struct Serve {}
 }
@@ -113,21 +113,21 @@ pub struct NodeFlags {
 }
 
 /// Run the broker with defaults.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "server")]
 pub struct Server {
     #[argh(subcommand)]
     command: ServerCommand,
 }
 
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand)]
 enum ServerCommand {
     Start(Start),
 }
 
 /// Start a broker; --dev for a laptop.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "start")]
 struct Start {
     /// loopback only, no authentication, data in ~/.narad/data, readable logs

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use narad_shards::io::system;
 use serde::Deserialize;
 
@@ -13,7 +13,7 @@ use super::whole::{Any, Partition, Positive, Whole};
 use super::{topic, Failure};
 
 /// Receive messages until interrupted.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "sub")]
 pub struct Sub {
     #[argh(positional)]

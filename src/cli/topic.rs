@@ -3,7 +3,7 @@
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{json, Value};
@@ -16,14 +16,14 @@ use super::whole::{Count32, Partitions, Whole};
 use super::Failure;
 
 /// Create, list, describe, alter and delete topics.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "topic")]
 pub struct Topic {
     #[argh(subcommand)]
     command: TopicCommand,
 }
 
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand)]
 enum TopicCommand {
     Add(Add),
@@ -34,7 +34,7 @@ enum TopicCommand {
 }
 
 /// Create a topic; what is left out, or 0, is the server's default.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "add")]
 struct Add {
     #[argh(positional)]
@@ -57,7 +57,7 @@ struct Add {
 }
 
 /// List topics.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "ls")]
 struct Ls {
     /// print JSON
@@ -66,7 +66,7 @@ struct Ls {
 }
 
 /// Print everything about a topic as JSON.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "info")]
 struct Info {
     #[argh(positional)]
@@ -74,7 +74,7 @@ struct Info {
 }
 
 /// Alter a topic; what is left out stays as it is.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "edit")]
 struct Edit {
     #[argh(positional)]
@@ -97,7 +97,7 @@ struct Edit {
 }
 
 /// Delete a topic and all its data.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "rm")]
 struct Rm {
     #[argh(positional)]

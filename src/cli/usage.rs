@@ -1,8 +1,22 @@
 //! What the parser says of a wrong command line, made into a sentence that also says what to do.
 
 /// Words that lead to a command's own `--help`.
-const COMMANDS: [&str; 15] = [
-    "serve", "server", "start", "doctor", "cpus", "top", "topic", "add", "ls", "info", "edit", "rm", "pub", "sub",
+const COMMANDS: [&str; 16] = [
+    "serve",
+    "server",
+    "start",
+    "doctor",
+    "cpus",
+    "top",
+    "topic",
+    "add",
+    "ls",
+    "info",
+    "edit",
+    "rm",
+    "pub",
+    "sub",
+    "completion",
     "version",
 ];
 
