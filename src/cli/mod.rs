@@ -9,6 +9,7 @@ mod doctor;
 pub(crate) mod fuzz;
 mod publish;
 mod render;
+mod replay;
 mod serve;
 mod subscribe;
 mod top;
@@ -47,6 +48,7 @@ enum Command {
     Topic(topic::Topic),
     Pub(publish::Pub),
     Sub(subscribe::Sub),
+    Replay(replay::Replay),
     Completion(completion::Completion),
     Version(Version),
 }
@@ -112,6 +114,7 @@ fn run(narad: Narad) -> Result<(), Failure> {
         Command::Topic(command) => topic::run(command, &mut client()?, &mut io::stdin().lock(), &mut out, &mut err),
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),
         Command::Sub(command) => subscribe::run(command, &mut client()?, &mut out, &mut err),
+        Command::Replay(command) => replay::run(command, &mut client()?, &mut out, &mut err),
         Command::Completion(command) => completion::run(&command, &mut out),
         Command::Version(Version {}) => Ok(writeln!(out, "narad {}", env!("CARGO_PKG_VERSION"))?),
     }

@@ -94,6 +94,7 @@ fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
             Command::Topic(command) => topic::run(command, &mut client, &mut input, &mut out, &mut err),
             Command::Pub(command) => publish::run(command, &mut client, &mut input, &mut err),
             Command::Sub(command) => subscribe::run(command, &mut client, &mut out, &mut err),
+            Command::Replay(command) => replay::run(command, &mut client, &mut out, &mut err),
             Command::Top(command) => top::run(command, client, &mut out),
             other => panic!("not a client command: {other:?}"),
         }
@@ -304,6 +305,7 @@ fn wrong_usage_is_found_before_anything_is_sent() {
         &["pub", "t", "-f", "/nonexistent/file"],
         &["sub", "t", "--from", "3"],
         &["sub", "t", "--peek", "--no-ack"],
+        &["replay", "t", "--partition", "1", "--from", "3", "--to", "2"],
         &["topic", "add", "a", "--retention", "12"],
         &["topic", "add", "a", "--visibility", "forever"],
         &["topic", "add", "a", "--visibility", "1us"],
@@ -389,6 +391,47 @@ fn sub_peek_reads_along_from_the_end_and_skips_gaps() {
 }
 
 #[test]
+fn replay_prints_a_range_and_says_what_is_gone_from_it() {
+    let details = r#"{"name":"t","partition_stats":[{"index":1,"oldest_offset":5,"high_watermark":9,"status":"ok"}]}"#;
+    let record = |offset: u64| answer("200 OK", &MESSAGE.replace("\"offset\":7", &format!("\"offset\":{offset}")));
+    let done = narad(
+        &["replay", "t", "--partition", "1", "--from", "2"],
+        "",
+        vec![
+            answer("200 OK", details),
+            answer("410 Gone", r#"{"error":"offset 5 aged out of retention (oldest retained: 6)"}"#),
+            record(6),
+            answer("410 Gone", r#"{"error":"record is unreadable"}"#),
+            record(8),
+        ],
+    );
+    done.result.unwrap();
+    let lines: Vec<&str> = done.seen.iter().map(first_line).collect();
+    assert_eq!(lines[0], "GET /v1/topics/t?partition=1 HTTP/1.1");
+    assert_eq!(lines[1], "GET /v1/topics/t/consume?offset=5&partition=1 HTTP/1.1");
+    assert_eq!(lines[4], "GET /v1/topics/t/consume?offset=8&partition=1 HTTP/1.1");
+    assert_eq!(done.out.lines().count(), 2, "{}", done.out);
+    assert!(done.out.starts_with("[p1 @6] key=k 1970-01-01T00:00:00Z {\"n\": 1}\n[p1 @8] "), "{}", done.out);
+    assert_eq!(
+        done.err,
+        "[p1 @5] left out, up to 6: offset 5 aged out of retention (oldest retained: 6)\n\
+         [p1 @7] left out, up to 8: record is unreadable\n\
+         2 message(s) replayed from p1 [5, 9)\n"
+    );
+    let part = narad(
+        &["replay", "t", "--partition", "1", "--from", "7", "--to", "8", "--raw"],
+        "",
+        vec![answer("200 OK", details), record(7)],
+    );
+    assert_eq!((part.out.as_str(), part.err.as_str()), ("{\"n\": 1}\n", "1 message(s) replayed from p1 [7, 8)\n"));
+    let nothing = narad(&["replay", "t", "--partition", "1", "--from", "70"], "", vec![answer("200 OK", details)]);
+    assert_eq!(nothing.err, "0 message(s) replayed from p1 [70, 70)\n");
+    let down = details.replacen("\"ok\"", "\"owner_unavailable\"", 1);
+    let refused = narad(&["replay", "t", "--partition", "1"], "", vec![answer("200 OK", &down)]);
+    assert_eq!(failure(refused), "the owner of partition 1 does not answer: try again");
+}
+
+#[test]
 fn lesson_n87_a_redirect_is_never_followed() {
     let redirect = "HTTP/1.1 302 Found\r\nLocation: http://evil.example/\r\nContent-Length: 0\r\n\r\n".to_owned();
     let outcome = narad(&["topic", "info", "a"], "", vec![redirect]);
@@ -452,6 +495,7 @@ fn another_server_is_told_from_a_broker_by_every_command() {
         (&["pub", "t", "m", "--batch", "2"], "202 Accepted", "{}"),
         (&["sub", "t", "--count", "1"], "200 OK", "{}"),
         (&["sub", "t", "--peek"], "200 OK", "{}"),
+        (&["replay", "t", "--partition", "0"], "200 OK", "{}"),
     ] {
         let text = failure(narad(args, "", vec![answer(status, body)]));
         let asks = "is it one? --server or the environment variable NARAD_ADDR names another address";

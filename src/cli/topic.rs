@@ -135,13 +135,58 @@ pub(super) fn path(name: &str) -> String {
 
 /// What every description of a topic has.
 #[derive(Deserialize)]
-struct Described {
-    name: String,
-    partitions: u64,
+pub(super) struct Described {
+    pub name: String,
+    pub partitions: u64,
     #[serde(default)]
     retention_ms: Option<u64>,
     #[serde(default)]
-    role: String,
+    pub role: String,
+}
+
+/// A topic's partitions, as its description has them.
+#[derive(Deserialize)]
+pub(super) struct Details {
+    pub partition_stats: Vec<Stats>,
+}
+
+#[derive(Clone, Deserialize)]
+pub(super) struct Stats {
+    pub index: u64,
+    pub high_watermark: u64,
+    #[serde(default)]
+    pub oldest_offset: u64,
+    #[serde(default)]
+    status: String,
+}
+
+impl Stats {
+    /// `false`: its owner did not answer, and the numbers mean nothing.
+    pub fn is_known(&self) -> bool {
+        matches!(self.status.as_str(), "" | "ok")
+    }
+}
+
+impl Details {
+    /// Of one partition, or of all.
+    pub fn ask(client: &mut Client, topic: &str, partition: Option<u64>) -> Result<Details, Failure> {
+        let response = client.call(&Details::request(topic, partition))?;
+        match response.status {
+            200 => response.json(),
+            _ => Err(response.failure()),
+        }
+    }
+
+    fn request(topic: &str, partition: Option<u64>) -> Request<'static> {
+        let partition = partition.map(|partition| format!("?partition={partition}")).unwrap_or_default();
+        Request::new("GET", path(topic) + &partition)
+    }
+}
+
+/// The next offset worth asking for after a `410` at this one.
+pub(super) fn after_gap(text: &str, offset: u64) -> u64 {
+    let oldest = text.rsplit_once("(oldest retained: ").and_then(|(_, rest)| rest.strip_suffix(')')?.parse().ok());
+    oldest.unwrap_or(0).max(offset + 1)
 }
 
 /// Prints a topic as the server sent it, once it is known to be one.
@@ -246,7 +291,8 @@ struct Page {
     topics: Vec<Box<RawValue>>,
 }
 
-fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
+/// All topics, by name, each also as the server sent it.
+pub(super) fn all(client: &mut Client) -> Result<Vec<(Described, Box<RawValue>)>, Failure> {
     let mut topics: Vec<(Described, Box<RawValue>)> = Vec::new();
     let mut token = String::new();
     loop {
@@ -264,13 +310,17 @@ fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure
             topics.push((described.map_err(|error| response.unknown_shape(&error.to_string()))?, topic));
         }
         if page.next_page_token.is_empty() {
-            break;
+            return Ok(topics);
         }
         if page.next_page_token <= token {
             return Err(response.unknown_shape("its pages of topics do not end"));
         }
         token = page.next_page_token;
     }
+}
+
+fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
+    let topics = all(client)?;
     if ls.json {
         let texts: Vec<&str> = topics.iter().map(|(_, topic)| topic.get()).collect();
         return Ok(writeln!(out, "{}", indented(&format!("[{}]", texts.join(","))))?);
@@ -303,5 +353,17 @@ fn remove(rm: &Rm, client: &mut Client, input: &mut dyn BufRead, err: &mut dyn W
     match response.status {
         204 => Ok(()),
         _ => Err(response.failure()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_goes_on_behind_what_is_gone() {
+        assert_eq!(after_gap("offset 3 aged out of retention (oldest retained: 40)", 3), 40);
+        assert_eq!(after_gap("record is unreadable", 3), 4);
+        assert_eq!(after_gap("aged out of retention (oldest retained: 2)", 3), 4);
     }
 }

@@ -1,7 +1,7 @@
 //! What the parser says of a wrong command line, made into a sentence that also says what to do.
 
 /// Words that lead to a command's own `--help`.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "serve",
     "server",
     "start",
@@ -16,6 +16,7 @@ const COMMANDS: [&str; 16] = [
     "rm",
     "pub",
     "sub",
+    "replay",
     "completion",
     "version",
 ];
