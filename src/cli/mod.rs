@@ -10,6 +10,7 @@ pub(crate) mod fuzz;
 mod publish;
 mod render;
 mod replay;
+mod report;
 mod serve;
 mod subscribe;
 mod top;
@@ -107,7 +108,10 @@ fn run(narad: Narad) -> Result<(), Failure> {
         || Endpoint::choose(narad.server.as_deref(), std::env::var("NARAD_ADDR").ok().as_deref()).map(Client::new);
     match narad.command {
         Command::Serve(serve) => serve::serve(serve),
-        Command::Server(server) => serve::server(server),
+        Command::Server(server) => match server.command {
+            serve::ServerCommand::Start(command) => serve::start(command),
+            serve::ServerCommand::Report(report::Report {}) => report::run(&mut client()?, &mut out),
+        },
         Command::Doctor(command) => doctor::run(command, &mut out),
         Command::Cpus(command) => cpus::run(command, &mut out),
         Command::Top(command) => top::run(command, client()?, &mut out),

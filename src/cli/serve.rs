@@ -112,24 +112,25 @@ pub struct NodeFlags {
     pub memory: Option<String>,
 }
 
-/// Run the broker with defaults.
+/// Run the broker with defaults, or report on one that runs.
 #[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "server")]
 pub struct Server {
     #[argh(subcommand)]
-    command: ServerCommand,
+    pub command: ServerCommand,
 }
 
 #[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand)]
-enum ServerCommand {
+pub enum ServerCommand {
     Start(Start),
+    Report(super::report::Report),
 }
 
 /// Start a broker; --dev for a laptop.
 #[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "start")]
-struct Start {
+pub struct Start {
     /// loopback only, no authentication, data in ~/.narad/data, readable logs
     #[argh(switch)]
     dev: bool,
@@ -180,11 +181,10 @@ pub(super) fn environment() -> Vec<(String, String)> {
 }
 
 pub fn serve(mut serve: Serve) -> Result<(), Failure> {
-    start(serve.node_flags().sources(environment())?)
+    run(serve.node_flags().sources(environment())?)
 }
 
-pub fn server(server: Server) -> Result<(), Failure> {
-    let ServerCommand::Start(command) = server.command;
+pub fn start(command: Start) -> Result<(), Failure> {
     let flags = NodeFlags { port: command.port, data_dir: command.data_dir, ..NodeFlags::default() };
     let mut sources = flags.sources(environment())?;
     if command.dev {
@@ -196,10 +196,10 @@ pub fn server(server: Server) -> Result<(), Failure> {
             false => Some(PathBuf::from(home?).join(".narad/data")),
         };
     }
-    start(sources)
+    run(sources)
 }
 
-fn start(sources: Sources) -> Result<(), Failure> {
+fn run(sources: Sources) -> Result<(), Failure> {
     let config = config::load(&sources).map_err(|error| Failure::Request(error.to_string()))?;
     let dev = config.dev;
     telemetry::install_logging(config.log.level, config.log.format).map_err(Failure::Request)?;

@@ -94,6 +94,9 @@ fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
             Command::Topic(command) => topic::run(command, &mut client, &mut input, &mut out, &mut err),
             Command::Pub(command) => publish::run(command, &mut client, &mut input, &mut err),
             Command::Sub(command) => subscribe::run(command, &mut client, &mut out, &mut err),
+            Command::Server(serve::Server { command: serve::ServerCommand::Report(_) }) => {
+                report::run(&mut client, &mut out)
+            }
             Command::Replay(command) => replay::run(command, &mut client, &mut out, &mut err),
             Command::Top(command) => top::run(command, client, &mut out),
             other => panic!("not a client command: {other:?}"),
@@ -432,6 +435,30 @@ fn replay_prints_a_range_and_says_what_is_gone_from_it() {
 }
 
 #[test]
+fn server_report_adds_up_what_is_known_and_names_what_is_not() {
+    let page = r#"{"next_page_token":"","topics":[{"name":"a","partitions":2,"role":"standalone"},{"name":"gone","partitions":3,"role":"standalone"},{"name":"longer","partitions":2,"role":"standalone"}]}"#;
+    let a = r#"{"partition_stats":[{"index":0,"oldest_offset":5,"high_watermark":9,"size_bytes":4096,"owner_node":"n1","status":"ok"},{"index":1,"oldest_offset":0,"high_watermark":1,"size_bytes":4096,"owner_node":"n2","status":"ok"}]}"#;
+    let longer = r#"{"partition_stats":[{"index":0,"oldest_offset":0,"high_watermark":10,"size_bytes":1048576,"owner_node":"n1","status":"ok"},{"index":1,"oldest_offset":0,"high_watermark":99,"size_bytes":99,"owner_node":"n1","status":"owner_unavailable"}]}"#;
+    let answers = || {
+        vec![
+            answer("200 OK", page),
+            answer("200 OK", a),
+            answer("404 Not Found", r#"{"error":"topic not found"}"#),
+            answer("200 OK", longer),
+        ]
+    };
+    let done = narad(&["server", "report"], "", answers());
+    done.result.unwrap();
+    let expected = "TOPIC   PARTS  MESSAGES  SIZE    OWNERS  ROLE\n\
+                    a       2      5         8KiB    n1,n2   standalone\n\
+                    longer  2      10        1MiB    n1      standalone  [1 of 2 partitions unavailable]\n\
+                    total   4      15        1.0MiB          2 topic(s)\n\
+                    1 topic(s) partial: what is unavailable is in no number\n";
+    assert_eq!(done.out, expected);
+    assert_eq!(first_line(&done.seen[3]), "GET /v1/topics/longer HTTP/1.1");
+}
+
+#[test]
 fn lesson_n87_a_redirect_is_never_followed() {
     let redirect = "HTTP/1.1 302 Found\r\nLocation: http://evil.example/\r\nContent-Length: 0\r\n\r\n".to_owned();
     let outcome = narad(&["topic", "info", "a"], "", vec![redirect]);
@@ -481,6 +508,7 @@ fn another_server_is_told_from_a_broker_by_every_command() {
         (&["top", "--once"], "200 OK", "[1]"),
         (&["top", "--once"], "404 Not Found", "<html>no such page</html>"),
         (&["topic", "ls"], "200 OK", "{}"),
+        (&["server", "report"], "200 OK", "{}"),
         (&["topic", "ls"], "200 OK", page),
         (&["topic", "info", "t"], "200 OK", "{}"),
         (&["topic", "info", "t"], "200 OK", "\"hello\""),

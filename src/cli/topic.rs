@@ -157,6 +157,10 @@ pub(super) struct Stats {
     #[serde(default)]
     pub oldest_offset: u64,
     #[serde(default)]
+    pub size_bytes: u64,
+    #[serde(default)]
+    pub owner_node: String,
+    #[serde(default)]
     status: String,
 }
 
@@ -173,6 +177,16 @@ impl Details {
         let response = client.call(&Details::request(topic, partition))?;
         match response.status {
             200 => response.json(),
+            _ => Err(response.failure()),
+        }
+    }
+
+    /// The same; `None` when there is no such topic.
+    pub fn find(client: &mut Client, topic: &str, partition: Option<u64>) -> Result<Option<Details>, Failure> {
+        let response = client.call(&Details::request(topic, partition))?;
+        match response.status {
+            200 => response.json().map(Some),
+            404 if response.error_text() == "topic not found" => Ok(None),
             _ => Err(response.failure()),
         }
     }

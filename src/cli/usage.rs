@@ -1,10 +1,11 @@
 //! What the parser says of a wrong command line, made into a sentence that also says what to do.
 
 /// Words that lead to a command's own `--help`.
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 18] = [
     "serve",
     "server",
     "start",
+    "report",
     "doctor",
     "cpus",
     "top",
