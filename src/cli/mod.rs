@@ -4,6 +4,7 @@
 
 mod client;
 mod completion;
+mod context;
 mod cpus;
 mod doctor;
 pub(crate) mod fuzz;
@@ -26,14 +27,17 @@ use std::process::ExitCode;
 
 use argh::{ArgsInfo, FromArgs};
 
-use client::{Client, Endpoint};
+use client::Client;
 
 /// Queue-first message broker on durable partitioned logs.
 #[derive(ArgsInfo, FromArgs, Debug)]
 struct Narad {
-    /// server URL (environment NARAD_ADDR; default http://127.0.0.1:7942)
+    /// server URL (environment NARAD_ADDR; default the current context's, else http://127.0.0.1:7942)
     #[argh(option, short = 's')]
     server: Option<String>,
+    /// context for this command, whatever is current
+    #[argh(option)]
+    ctx: Option<String>,
     #[argh(subcommand)]
     command: Command,
 }
@@ -50,6 +54,7 @@ enum Command {
     Pub(publish::Pub),
     Sub(subscribe::Sub),
     Replay(replay::Replay),
+    Ctx(context::Ctx),
     Completion(completion::Completion),
     Version(Version),
 }
@@ -104,8 +109,9 @@ pub fn main(args: Vec<String>) -> ExitCode {
 
 fn run(narad: Narad) -> Result<(), Failure> {
     let (mut out, mut err) = (io::stdout(), io::stderr());
-    let client =
-        || Endpoint::choose(narad.server.as_deref(), std::env::var("NARAD_ADDR").ok().as_deref()).map(Client::new);
+    let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let server = narad.server.as_deref();
+    let client = || context::endpoint(server, narad.ctx.as_deref(), &environment).map(Client::new);
     match narad.command {
         Command::Serve(serve) => serve::serve(serve),
         Command::Server(server) => match server.command {
@@ -119,6 +125,7 @@ fn run(narad: Narad) -> Result<(), Failure> {
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),
         Command::Sub(command) => subscribe::run(command, &mut client()?, &mut out, &mut err),
         Command::Replay(command) => replay::run(command, &mut client()?, &mut out, &mut err),
+        Command::Ctx(command) => context::run(command, server, &environment, &mut out, &mut err),
         Command::Completion(command) => completion::run(&command, &mut out),
         Command::Version(Version {}) => Ok(writeln!(out, "narad {}", env!("CARGO_PKG_VERSION"))?),
     }
@@ -136,7 +143,10 @@ fn finish(result: Result<(), Failure>) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What people type and argh does not know: `--name=value`, `-s` behind the command, `topics` for `topic`, `--version`.
+/// Flags of the program itself, each with a value; people write them behind the command as well.
+const FRONT: [&str; 3] = ["-s", "--server", "--ctx"];
+
+/// What people type and argh does not know: `--name=value`, [`FRONT`] behind the command, `topics` for `topic`, `--version`.
 fn normalise(args: Vec<String>) -> Vec<String> {
     let mut front = Vec::new();
     let mut rest = Vec::new();
@@ -151,7 +161,7 @@ fn normalise(args: Vec<String>) -> Vec<String> {
             Some((name, value)) if is_long_option(name) => (name.to_owned(), Some(value.to_owned())),
             _ => (arg, None),
         };
-        if name == "-s" || name == "--server" {
+        if FRONT.contains(&name.as_str()) {
             front.push(name);
             front.extend(value.or_else(|| args.next()));
             continue;

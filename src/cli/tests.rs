@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use argh::FromArgs;
 
-use super::client::Request;
+use super::client::{Endpoint, Request};
 use super::*;
 
 /// A request as the server saw it.
@@ -123,6 +123,8 @@ fn failure(outcome: Outcome) -> String {
 fn arguments_are_understood_as_people_write_them() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["topics", "ls"], &["topic", "ls"]),
+        (&["ctx", "add", "a", "--server", "h:1"], &["--server", "h:1", "ctx", "add", "a"]),
+        (&["topic", "ls", "--ctx=a"], &["--ctx", "a", "topic", "ls"]),
         (&["--version"], &["version"]),
         (&["-s", "h", "-V"], &["-s", "h", "version"]),
         (&["pub", "t", "--version"], &["pub", "t", "--version"]),
@@ -140,12 +142,9 @@ fn arguments_are_understood_as_people_write_them() {
 }
 
 #[test]
-fn servers_are_named_by_flag_then_environment_then_default() {
+fn servers_are_named_by_host_and_port() {
     let parse = |url| Endpoint::parse(url);
-    assert_eq!(Endpoint::choose(None, None), parse("http://127.0.0.1:7942"));
-    assert_eq!(Endpoint::choose(None, Some("")), parse("http://127.0.0.1:7942"));
-    assert_eq!(Endpoint::choose(None, Some("http://b:2/")), parse("b:2"));
-    assert_eq!(Endpoint::choose(Some("http://c:3"), Some("http://b:2")), parse("c:3"));
+    assert_eq!(parse("http://b:2/"), parse("b:2"));
     assert_eq!(parse("http://[::1]:7942"), parse("[::1]:7942"));
     for url in ["https://a", "ftp://a", "http://", "http://a/b", "http://u:p@a", "http://a:x", "http://a b"] {
         assert!(matches!(parse(url), Err(Failure::Usage(_))), "{url}");
