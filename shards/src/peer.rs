@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::api::{ConsumeError, Delivery, MetaCommand, MetaReply, PartitionStats, ReadAt, Settle, SettleStatus};
 use crate::io::{AlignedBuf, Slice};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
+use crate::remote::PeerBook;
 
 /// One record on its way to a partition: the key's bytes (if any) followed by the payload's, as they lie in the
 /// accepting shard's WAL staging buffer. Lent until the reply (E21), never copied by the carrier.
@@ -145,6 +146,8 @@ pub enum Request {
     Stats { incarnation: Incarnation },
     /// Control thread to shard: see the world as this snapshot from now on. Answer: [`Reply::Done`].
     InstallSnapshot(Arc<Snapshot>),
+    /// Control thread to shard: the other nodes, from now on. Answer: [`Reply::Done`].
+    InstallPeers(Arc<PeerBook>),
     /// Shard to control thread: change or confirm metadata. Answer: [`Reply::Meta`].
     Meta(MetaCommand),
     /// A WAL of this node failed: finish what is staged, then refuse every append (E11). One way.
