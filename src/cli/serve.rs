@@ -26,6 +26,9 @@ macro_rules! with_node_flags {
             /// port of the client API; leaves the host of http.addr as it is
             #[argh(option)]
             port: Option<String>,
+            /// UDP port of the peer plane; leaves the host of cluster.addr as it is
+            #[argh(option)]
+            cluster_port: Option<String>,
             /// everything the node stores (storage.data_dir)
             #[argh(option)]
             data_dir: Option<String>,
@@ -68,6 +71,7 @@ macro_rules! with_node_flags {
                     config: std::mem::take(&mut self.config),
                     addr: std::mem::take(&mut self.addr),
                     port: std::mem::take(&mut self.port),
+                    cluster_port: std::mem::take(&mut self.cluster_port),
                     data_dir: std::mem::take(&mut self.data_dir),
                     node_id: std::mem::take(&mut self.node_id),
                     log_level: std::mem::take(&mut self.log_level),
@@ -99,6 +103,7 @@ pub struct NodeFlags {
     pub config: Option<PathBuf>,
     pub addr: Option<String>,
     pub port: Option<String>,
+    pub cluster_port: Option<String>,
     pub data_dir: Option<String>,
     pub node_id: Option<String>,
     pub log_level: Option<String>,
@@ -147,12 +152,13 @@ impl NodeFlags {
         if self.addr.is_some() && self.port.is_some() {
             return Err(Failure::Usage("--addr and --port both name the port: give one of them".to_owned()));
         }
-        let port = match &self.port {
-            None => None,
-            Some(text) => Some(text.parse().map_err(|_| {
-                Failure::Usage(format!("--port {text:?} is not a port: write 1 to 65535, or 0 for any that is free"))
-            })?),
+        let number = |flag: &str, text: &Option<String>| match text {
+            None => Ok(None),
+            Some(text) => text.parse().map(Some).map_err(|_| {
+                Failure::Usage(format!("{flag} {text:?} is not a port: write 1 to 65535, or 0 for any that is free"))
+            }),
         };
+        let (port, cluster_port) = (number("--port", &self.port)?, number("--cluster-port", &self.cluster_port)?);
         let no_pin = self.no_pin.then(|| "true".to_owned());
         let flags = [
             ("http.addr", self.addr),
@@ -169,7 +175,7 @@ impl NodeFlags {
             ("runtime.memory", self.memory),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-        Ok(Sources { file: self.config, environment, flags, port, ..Sources::default() })
+        Ok(Sources { file: self.config, environment, flags, port, cluster_port, ..Sources::default() })
     }
 }
 

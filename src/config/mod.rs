@@ -3,6 +3,7 @@
 //! in the file. Settings of mechanisms that are not built yet are unknown here, so that nobody believes them.
 
 mod address;
+mod cluster;
 mod cpus;
 pub(crate) mod fuzz;
 mod json;
@@ -13,7 +14,11 @@ mod value;
 mod warning;
 
 #[cfg(test)]
+mod cluster_tests;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_support;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,6 +27,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 pub use address::ListenAddress;
+pub use cluster::{Cluster, PeerEntry, Secret};
 pub use cpus::CpuSet;
 pub use units::{duration_nanos, format_bytes, format_duration, format_time, parse_bytes, parse_duration};
 
@@ -70,12 +76,6 @@ pub struct Http {
     pub max_batch_body_bytes_in_flight: u64,
     pub metrics_addr: Option<ListenAddress>,
     pub metrics_unauthenticated: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct Cluster {
-    /// `None`: the id stored in the data directory, or else the host name (E50).
-    pub node_id: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,6 +221,8 @@ pub struct Sources {
     pub flags: Vec<(&'static str, String)>,
     /// `--port`: changes the port of the address and leaves its host alone.
     pub port: Option<u16>,
+    /// `--cluster-port`: the same for the peer plane.
+    pub cluster_port: Option<u16>,
     pub dev: bool,
     /// Data directory of laptop mode, where nothing else names one.
     pub dev_data_dir: Option<PathBuf>,
@@ -262,6 +264,9 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     }
     if let Some(port) = sources.port {
         config.http.addr.port = port;
+    }
+    if let Some(port) = sources.cluster_port {
+        config.cluster.addr.port = port;
     }
     validate::validate(&mut config).map_err(ConfigError)?;
     Ok(config)

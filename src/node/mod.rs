@@ -13,6 +13,7 @@ pub(crate) mod fuzz;
 mod lock;
 mod machine;
 mod notify;
+mod peer_plane;
 mod placement;
 mod ports;
 mod run;
@@ -42,6 +43,7 @@ pub use doctor::{examine, Check, Report, Status};
 pub use filesystem::FileSystem;
 pub use lock::{DataLock, Patience};
 pub use machine::ProcessLimits;
+pub use peer_plane::PeerPlane;
 pub use placement::{plan_cpus, CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
 pub use run::run;
 pub use topology::{remarks, Topology};
@@ -98,6 +100,8 @@ pub struct Prepared {
     pub metrics_addr: Option<SocketAddr>,
     /// One a shard, or none at all (`runtime.shard_ports`).
     pub shard_addrs: Vec<SocketAddr>,
+    /// `None`: a node without peers.
+    pub peer_plane: Option<PeerPlane>,
     pub ingress: IngressDirectories,
     pub metastore: Metastore<Store>,
     /// What every shard starts with.
@@ -180,6 +184,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
 
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let plan = data_dir::plan_identity(&data, config.cluster.node_id.as_deref(), host_name.trim())?;
+    let peer_plane = peer_plane::plan_peer_plane(&config, plan.node_id(), shards)?;
     data.create_inside()?;
     let metastore = Metastore::open(&data.metastore(), shards)
         .map_err(|error| Refusal::new(error, "the file was left as it is"))?;
@@ -201,6 +206,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
         http_addr,
         metrics_addr,
         shard_addrs,
+        peer_plane,
         ingress,
         metastore,
         snapshot,
