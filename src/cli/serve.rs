@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 
 use crate::config::{self, Sources};
 use crate::node;
@@ -92,7 +92,7 @@ pub(super) use with_node_flags;
 
 with_node_flags! {
     /// Run the broker.
-    #[derive(FromArgs, Debug, Default)]
+    #[derive(ArgsInfo, FromArgs, Debug, Default)]
     #[argh(subcommand, name = "serve")]
     pub struct Serve {}
 }
@@ -117,24 +117,25 @@ pub struct NodeFlags {
     pub memory: Option<String>,
 }
 
-/// Run the broker with defaults.
-#[derive(FromArgs, Debug)]
+/// Run the broker with defaults, or report on one that runs.
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "server")]
 pub struct Server {
     #[argh(subcommand)]
-    command: ServerCommand,
+    pub command: ServerCommand,
 }
 
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand)]
-enum ServerCommand {
+pub enum ServerCommand {
     Start(Start),
+    Report(super::report::Report),
 }
 
 /// Start a broker; --dev for a laptop.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "start")]
-struct Start {
+pub struct Start {
     /// loopback only, no authentication, data in ~/.narad/data, readable logs
     #[argh(switch)]
     dev: bool,
@@ -186,11 +187,10 @@ pub(super) fn environment() -> Vec<(String, String)> {
 }
 
 pub fn serve(mut serve: Serve) -> Result<(), Failure> {
-    start(serve.node_flags().sources(environment())?)
+    run(serve.node_flags().sources(environment())?)
 }
 
-pub fn server(server: Server) -> Result<(), Failure> {
-    let ServerCommand::Start(command) = server.command;
+pub fn start(command: Start) -> Result<(), Failure> {
     let flags = NodeFlags { port: command.port, data_dir: command.data_dir, ..NodeFlags::default() };
     let mut sources = flags.sources(environment())?;
     if command.dev {
@@ -202,10 +202,10 @@ pub fn server(server: Server) -> Result<(), Failure> {
             false => Some(PathBuf::from(home?).join(".narad/data")),
         };
     }
-    start(sources)
+    run(sources)
 }
 
-fn start(sources: Sources) -> Result<(), Failure> {
+fn run(sources: Sources) -> Result<(), Failure> {
     let config = config::load(&sources).map_err(|error| Failure::Request(error.to_string()))?;
     let dev = config.dev;
     telemetry::install_logging(config.log.level, config.log.format).map_err(Failure::Request)?;

@@ -6,6 +6,7 @@ mod address;
 mod cluster;
 mod cpus;
 pub(crate) mod fuzz;
+mod json;
 mod settings;
 mod units;
 mod validate;
@@ -251,7 +252,9 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     if let Some(path) = &sources.file {
         // Only --config names the file, so an absent one is an error as well (lesson O3.2).
         let text = read_file(path)?;
-        apply_file(&mut config, &text).map_err(|error| ConfigError(format!("config: load file: {error}")))?;
+        let wrong = |error: String| ConfigError(format!("config: load file: {error}"));
+        let root = json::parse(&text).map_err(|error| wrong(format!("{}: {error}", path.display())))?;
+        apply_file(&mut config, root).map_err(wrong)?;
     }
     apply_environment(&mut config, &sources.environment)?;
     for (key, value) in &sources.flags {
@@ -299,8 +302,7 @@ fn apply(config: &mut Config, setting: &Setting, value: Raw<'_>, origin: &str) -
     (setting.apply)(config, value).map_err(|error| ConfigError(format!("{}: {error}{origin}", setting.key)))
 }
 
-fn apply_file(config: &mut Config, text: &str) -> Result<(), String> {
-    let root: Value = serde_json::from_str(text).map_err(|error| format!("json: {error}"))?;
+fn apply_file(config: &mut Config, root: Value) -> Result<(), String> {
     let Value::Object(sections) = root else { return Err("json: the file must hold one object".to_owned()) };
     for (section, fields) in &sections {
         if !SETTINGS.iter().any(|setting| setting.section() == section) {

@@ -76,6 +76,23 @@ fn t20_unknown_and_internal_keys_stop_the_start() {
 }
 
 #[test]
+fn t20_a_key_given_twice_stops_the_start_and_names_the_file() {
+    let text = r#"{"security":{"enabled":true},"http":{"addr":":1"},"security":{"enabled":false}}"#;
+    let error = from_file("twice", text).unwrap_err();
+    let file = std::env::temp_dir().join(format!("narad-config-{}-twice.json", std::process::id()));
+    let expected = format!(
+        "narad: config: config: load file: {}: json: security is given twice: keep one of the two at line 1",
+        file.display()
+    );
+    assert!(error.starts_with(&expected), "{error}");
+    let error = from_file("twice-within", r#"{"http":{"addr":":1","addr":":2"}}"#).unwrap_err();
+    assert!(error.contains("json: http.addr is given twice"), "{error}");
+    // Letter case counts: another spelling is another key, and no setting.
+    let error = from_file("twice-case", r#"{"http":{"addr":":1","Addr":":2"}}"#).unwrap_err();
+    assert!(error.contains("json: unknown field \"Addr\" in \"http\""), "{error}");
+}
+
+#[test]
 fn t20_values_of_the_wrong_kind_are_named_by_key() {
     let cases = [
         (r#"{"http":{"read_timeout":10}}"#, "http.read_timeout: 10 has no unit"),

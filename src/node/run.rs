@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narad_shards::rt::ring::Options;
+use narad_shards::shard::NodeRoom;
 use narad_shards::spsc;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -38,6 +39,7 @@ pub struct Common {
     /// Limit of open files.
     pub descriptors: u64,
     pub started: Instant,
+    pub disk_room: NodeRoom,
 }
 
 impl Common {
@@ -131,6 +133,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         data_root: data.root.clone(),
         direct: file_system.direct,
         descriptors: prepared.limits.descriptors,
+        disk_room: NodeRoom::default(),
         started,
         config,
     });

@@ -132,6 +132,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         },
         retention: retention(&common),
         disk_reserve_bytes: disk_reserve_bytes(common.state.shards.into()),
+        disk_room: common.disk_room.clone(),
         adopt: plan.adopt,
     };
     let shard = Shard::open(options, plan.snapshot, links.clone()).await.map_err(|error| error.to_string())?;
