@@ -4,7 +4,7 @@
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
-# Further packages that a script needs, each of which brings a command of its own name.
+# Further packages that a script needs: "command:package", or one name where both are the same.
 also_needed=()
 
 # Debian packages that the build needs, by the command or file that proves them.
@@ -16,9 +16,16 @@ missing_packages() {
     command -v pkg-config >/dev/null 2>&1 || echo pkg-config
     # glommio's build script calls git, and stops without one, although it then uses the sources it ships.
     command -v git >/dev/null 2>&1 || echo git
+    # BoringSSL below the peer plane: its build is CMake's, and its bindings are generated with libclang. g++ compiles it.
+    command -v g++ >/dev/null 2>&1 || echo g++
+    command -v cmake >/dev/null 2>&1 || echo cmake
+    command -v clang >/dev/null 2>&1 || echo clang
+    compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null || echo libclang-dev
+    # The messages of consensus are compiled from their description.
+    command -v protoc >/dev/null 2>&1 || echo protobuf-compiler
     command -v curl >/dev/null 2>&1 || echo curl
     [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
-    for package in "${also_needed[@]}"; do command -v "$package" >/dev/null 2>&1 || echo "$package"; done
+    for package in "${also_needed[@]}"; do command -v "${package%%:*}" >/dev/null 2>&1 || echo "${package##*:}"; done
 }
 
 as_root() {

@@ -9,11 +9,13 @@ use std::sync::Arc;
 pub type ShardId = u16;
 
 /// Identity of a node as peers see it. This node is always [`NodeId::LOCAL`] to itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
 impl NodeId {
     pub const LOCAL: NodeId = NodeId(0);
+    /// No owner yet.
+    pub const NONE: NodeId = NodeId(u64::MAX);
 }
 
 /// Where a partition is served: the carrier (own core, ring, QUIC) follows from it (E44).
@@ -24,8 +26,15 @@ pub struct Address {
 }
 
 impl Address {
+    /// A partition on another node: the carrier knows its shard, or finds out (E43).
+    pub const ROUTED: ShardId = ShardId::MAX - 1;
+
     pub fn local(shard: ShardId) -> Address {
         Address { node: NodeId::LOCAL, shard }
+    }
+
+    pub fn remote(node: NodeId) -> Address {
+        Address { node, shard: Address::ROUTED }
     }
 }
 
@@ -89,8 +98,8 @@ pub struct TopicMeta {
     /// `0` keeps records for ever.
     pub retention_ms: u64,
     pub visibility_timeout_ms: u64,
-    pub max_in_flight_per_partition: u32,
-    pub max_acked_ahead_per_partition: u32,
+    pub max_in_flight_per_partition: u64,
+    pub max_acked_ahead_per_partition: u64,
     pub created_at_ms: u64,
     pub owner: Option<Arc<str>>,
 }
@@ -104,7 +113,8 @@ pub struct Snapshot {
     pub shards: ShardId,
     pub topics: BTreeMap<Arc<str>, Arc<TopicMeta>>,
     pub by_incarnation: HashMap<Incarnation, Arc<TopicMeta>>,
-    /// Address of each partition, by partition number (E43). Placed by the control thread alone.
+    /// Address of each partition, by partition number (E43). Those of this node are placed by the control thread alone;
+    /// one without an owner is at [`NodeId::NONE`]. Empty until ownership may be trusted (K22).
     pub placement: HashMap<Incarnation, Arc<[Address]>>,
 }
 
@@ -118,7 +128,8 @@ impl Snapshot {
     }
 
     pub fn address(&self, destination: Destination) -> Option<Address> {
-        self.placement.get(&destination.incarnation)?.get(destination.partition as usize).copied()
+        let addresses = self.placement.get(&destination.incarnation)?;
+        addresses.get(destination.partition as usize).copied().filter(|address| address.node != NodeId::NONE)
     }
 
     /// The shard that holds a topic's shared queue of waiters on this node (E53).

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::api::{ConsumeError, Delivery, MetaCommand, MetaReply, PartitionStats, ReadAt, Settle, SettleStatus};
 use crate::io::{AlignedBuf, Slice};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
+use crate::remote::PeerBook;
 
 /// One record on its way to a partition: the key's bytes (if any) followed by the payload's, as they lie in the
 /// accepting shard's WAL staging buffer. Lent until the reply (E21), never copied by the carrier.
@@ -145,6 +146,8 @@ pub enum Request {
     Stats { incarnation: Incarnation },
     /// Control thread to shard: see the world as this snapshot from now on. Answer: [`Reply::Done`].
     InstallSnapshot(Arc<Snapshot>),
+    /// Control thread to shard: the other nodes, from now on. Answer: [`Reply::Done`].
+    InstallPeers(Arc<PeerBook>),
     /// Shard to control thread: change or confirm metadata. Answer: [`Reply::Meta`].
     Meta(MetaCommand),
     /// A WAL of this node failed: finish what is staged, then refuse every append (E11). One way.
@@ -162,8 +165,11 @@ pub enum Request {
     /// Shard to control thread: opened and answering. Answered once every shard of the node is. Answer:
     /// [`Reply::Done`].
     Opened,
-    /// Begin of a graceful stop: accept no connection, let requests in flight finish, at most until the time is up.
-    /// Answer: [`Reply::Done`].
+    /// Begin of a graceful stop: answer as before, each answer being the last on its connection. Answer:
+    /// [`Reply::Done`], when the requests that had begun before are answered, or the time is up.
+    BeginDrain { within: Duration },
+    /// Accept no connection any more, let requests in flight finish, at most until the time is up. Answer:
+    /// [`Reply::Done`].
     StopServing { within: Duration },
     /// First half of a graceful stop: take no produce, start no commit; settle what is under way. Answer:
     /// [`Reply::Done`].
