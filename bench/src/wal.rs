@@ -52,7 +52,7 @@ const CALLERS_MAX: usize = 4096;
 /// A record takes at most a chunk of 2 MiB with its head and topic.
 const PAYLOAD_BYTES_MAX: usize = (2 << 20) - 4096;
 const TOPIC: &str = "bench";
-/// Callers of large records: four groups may be in flight, and one is being filled.
+/// Callers of large records: of 64 KiB each they fill two groups, one that is written while the other is staged.
 const LARGE_CALLERS: usize = 64;
 /// Times that the drive's bandwidth and the WAL take turns.
 const ROUNDS: usize = 3;
