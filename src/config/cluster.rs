@@ -11,7 +11,7 @@ use super::address::is_loopback;
 use super::value::Raw;
 use super::{check_node_id, Config, ListenAddress, Warning};
 
-/// Votes need a majority that survives a loss (cluster.md 5.1).
+/// Votes need a majority that survives a loss.
 const PEERS_MIN: usize = 3;
 const SECRET_BYTES_MIN: usize = 16;
 
@@ -187,7 +187,7 @@ pub(super) fn parse_ids(value: Raw<'_>) -> Result<Vec<String>, String> {
     Ok(ids)
 }
 
-/// What the settings say of each other (operations.md 3.7). Whether this node is in the list is judged once its id is
+/// What the settings say of each other. Whether this node is in the list is judged once its id is
 /// known.
 pub(super) fn validate(config: &mut Config) -> Result<(), String> {
     let cluster = &config.cluster;
