@@ -9,7 +9,7 @@
 //! Nothing before step 3 can be seen by anybody. A disk that refuses step 3 is asked again for 30 s, then the applier
 //! stops for good (K17): an entry is never skipped.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
@@ -22,9 +22,10 @@ use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt::sync::{oneshot, Notify, Sender};
 use narad_shards::rt::{self, Queue};
 
+use super::apply::{apply, Outcome};
 use super::command::Command;
 use super::placement::Placement;
-use super::state::{apply, Outcome, State};
+use super::state::{Change, State};
 use super::store::{Batch, Storage};
 use super::watch::MetastoreWatch;
 use super::Metastore;
@@ -61,7 +62,9 @@ pub struct Applier {
     queued: Notify,
     /// Holds durable changes only.
     snapshot: RefCell<Arc<Snapshot>>,
-    applied_index: Cell<u64>,
+    /// What is stored. The run task is ahead of it while it stores a batch.
+    state: RefCell<State>,
+    trust: Cell<bool>,
     stopped: RefCell<Option<Stopped>>,
     has_stopped: Notify,
     watch: Arc<MetastoreWatch>,
@@ -75,7 +78,8 @@ impl Applier {
             queue: RefCell::default(),
             queued: Notify::new(),
             snapshot: RefCell::new(Arc::new(placement.snapshot(&state))),
-            applied_index: Cell::new(state.applied_index()),
+            state: RefCell::new(state.clone()),
+            trust: Cell::new(false),
             stopped: RefCell::default(),
             has_stopped: Notify::new(),
             watch,
@@ -111,7 +115,18 @@ impl Applier {
 
     /// Index of the last entry whose effects are stored.
     pub fn applied_index(&self) -> u64 {
-        self.applied_index.get()
+        self.state.borrow().applied_index()
+    }
+
+    /// What is stored. Not to be held across an await.
+    pub fn state(&self) -> Ref<'_, State> {
+        self.state.borrow()
+    }
+
+    /// Sets the ownership latch (K22): from the next snapshot on, which follows at once, shards see who owns what.
+    pub fn trust_ownership(&self) {
+        self.trust.set(true);
+        self.queued.notify_one();
     }
 
     pub fn stopped(&self) -> Option<Stopped> {
@@ -140,6 +155,7 @@ impl Applier {
         self.has_stopped.notify_all();
     }
 
+    /// At least one, unless ownership may be trusted from now on.
     async fn next_entries(&self) -> Vec<Entry> {
         loop {
             let woken = self.queued.notified();
@@ -148,7 +164,7 @@ impl Applier {
                 let take = queue.len().min(BATCH_ENTRIES_MAX);
                 queue.drain(..take).collect()
             };
-            if !entries.is_empty() {
+            if !entries.is_empty() || self.trust.get() {
                 return entries;
             }
             woken.await;
@@ -175,14 +191,21 @@ async fn run<S: Storage>(
             batch.changes.extend(applied.changes);
             answers.push((entry.answer, applied.outcome));
         }
-        let changed = !batch.changes.is_empty();
-        store = match commit(store, Arc::new(batch), &applier.watch).await {
-            Ok(store) => store,
-            Err(stopped) => return applier.stop(stopped),
-        };
-        applier.applied_index.set(state.applied_index());
-        applier.tell(&state);
-        if changed {
+        let mut shown = batch.changes.iter().any(Change::shows_in_snapshot);
+        if !answers.is_empty() {
+            let batch = Arc::new(batch);
+            store = match commit(store, batch.clone(), &applier.watch).await {
+                Ok(store) => store,
+                Err(stopped) => return applier.stop(stopped),
+            };
+            applier.state.borrow_mut().absorb(batch.applied_index, &batch.changes);
+            applier.tell(&state);
+        }
+        if applier.trust.take() {
+            placement.trust();
+            shown = true;
+        }
+        if shown {
             placement.follow(&state);
             let snapshot = Arc::new(placement.snapshot(&state));
             *applier.snapshot.borrow_mut() = snapshot.clone();
