@@ -9,11 +9,12 @@
 mod applier;
 mod ballast;
 mod command;
+pub mod consensus;
 pub(crate) mod fuzz;
 mod names;
 mod placement;
 mod state;
-mod store;
+pub(crate) mod store;
 mod watch;
 
 #[cfg(test)]
@@ -33,8 +34,8 @@ pub use command::Command;
 pub use names::check_topic_name;
 pub use placement::Placement;
 pub use state::{apply, Applied, Change, Outcome, Refusal, State};
-pub use store::{Batch, Storage, Store, FORMAT};
-pub use watch::MetastoreWatch;
+pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
+pub use watch::{ConsensusWatch, MetastoreWatch};
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {

@@ -4,6 +4,8 @@
 //!
 //! Rows are JSON: a few hundred bytes, read once at start, and legible to whoever repairs a file by hand.
 
+pub mod image;
+
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -43,12 +45,21 @@ pub struct Batch {
 pub trait Storage: Send + 'static {
     /// `Ok` means durable. After an error the same batch may be tried again.
     fn commit(&mut self, batch: &Batch) -> Result<(), String>;
+
+    /// Pins what is stored now. The returned work, which may run beside later commits, copies it into the image file
+    /// and makes that durable under its name (E37).
+    fn begin_image(&mut self) -> Result<CopyImage, String>;
+
+    /// Puts the received image in the place of the store and reads it.
+    fn install_image(&mut self) -> Result<State, String>;
 }
+
+pub type CopyImage = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
 /// A topic's row. A field that a later build adds gets a default here; an unknown one is refused, not dropped.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct TopicRow {
+pub struct TopicRow {
     id: String,
     partitions: u32,
     retention_ms: u64,
@@ -183,6 +194,10 @@ impl Store {
         Ok(())
     }
 
+    fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
+    }
+
     #[cfg(test)]
     pub(super) fn forget_database(&mut self) {
         self.database = None;
@@ -290,6 +305,14 @@ impl Storage for Store {
             self.ballast.take();
         }
         result
+    }
+
+    fn begin_image(&mut self) -> Result<CopyImage, String> {
+        self.begin_copy()
+    }
+
+    fn install_image(&mut self) -> Result<State, String> {
+        self.take_over(&image::received(self.directory()))
     }
 }
 
