@@ -10,12 +10,13 @@ mod applier;
 mod apply;
 mod ballast;
 mod command;
+pub mod consensus;
 pub(crate) mod fuzz;
 mod names;
 mod placement;
 mod rows;
 mod state;
-mod store;
+pub(crate) mod store;
 mod watch;
 
 #[cfg(test)]
@@ -39,8 +40,8 @@ pub use names::check_topic_name;
 pub use placement::Placement;
 pub use rows::BadCommand;
 pub use state::{Assignment, Change, Member, State};
-pub use store::{Batch, Storage, Store, FORMAT};
-pub use watch::MetastoreWatch;
+pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
+pub use watch::{ConsensusWatch, MetastoreWatch};
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {
