@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use narad_shards::meta::NodeId;
 use narad_shards::rt::sync::Lock;
 use narad_shards::rt::{self, Instant};
 
@@ -196,7 +197,18 @@ impl Controller {
             Command::RegisterMember { registration, .. } => {
                 Command::RegisterMember { registration, stamp_ms: rt::wall_clock_ms() }
             }
-            other => self.planner.borrow_mut().with_owners(&state, other),
+            other => {
+                let placed = self.planner.borrow_mut().with_owners(&state, other);
+                if let Command::CreateTopic { topic, owners } = &placed {
+                    if owners.contains(&NodeId::NONE) {
+                        tracing::warn!(
+                            topic = &*topic.name,
+                            "no living member can take its partitions: they get owners when one comes alive"
+                        );
+                    }
+                }
+                placed
+            }
         })
     }
 

@@ -149,7 +149,7 @@ pub fn reachable(state: &State, server: &Server) -> String {
 fn readmit(server: &Server, asked: Server, state: &State, view: &View, now: Instant) -> (Vec<Step>, Answer) {
     let moved = server.address != asked.address;
     if server.voter {
-        let steps = moved.then(|| Step::Promote(Server { voter: true, ..asked }));
+        let steps = moved.then_some(Step::Promote(Server { voter: true, ..asked }));
         return (steps.into_iter().collect(), Answer::new(status::OK, "voter", ""));
     }
     let reason = match state.members().get(&server.node) {

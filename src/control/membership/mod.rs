@@ -281,8 +281,9 @@ impl Membership {
             return self.forget(node).await;
         }
         let leader = view.leader.and_then(|leader| view.server(leader));
+        let leader = leader.map(|leader| admission::reachable(&self.applier.state(), leader));
         let address = match leader {
-            Some(leader) => (self.settings.resolve)(&admission::reachable(&self.applier.state(), leader)).await,
+            Some(leader) => (self.settings.resolve)(&leader).await,
             None => None,
         };
         let Some(address) = address else {
