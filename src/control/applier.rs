@@ -36,9 +36,14 @@ pub trait Install {
     fn install(&self, snapshot: Arc<Snapshot>) -> LocalBoxFuture<'static, ()>;
 }
 
-/// Metadata writes have stopped; the text says why. What was under way has an unknown outcome.
+/// Metadata writes have stopped for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stopped(pub String);
+pub struct Stopped {
+    /// Names the file, the error, and what to do.
+    pub why: String,
+    /// The entry was under way: it may be stored all the same (K11). Otherwise it was never begun.
+    pub underway: bool,
+}
 
 /// Entries that one transaction takes at most.
 const BATCH_ENTRIES_MAX: usize = 256;
@@ -96,8 +101,9 @@ impl Applier {
         async move {
             match stopped {
                 Some(stopped) => Err(stopped),
-                None => receiver.await.ok_or_else(|| {
-                    Stopped("metadata writes stopped while this one was under way: it may still be applied".to_owned())
+                None => receiver.await.ok_or_else(|| Stopped {
+                    why: "this node can no longer store metadata, and stops".to_owned(),
+                    underway: true,
                 }),
             }
         }
@@ -239,7 +245,8 @@ async fn commit<S: Storage>(mut store: S, batch: Arc<Batch>, watch: &MetastoreWa
                 error,
                 "metastore: stopped applying raft entries"
             );
-            return Err(Stopped(format!("metadata cannot be stored: {error}; free or replace the disk, then restart")));
+            let why = format!("{error}; free or replace the disk, then start the node again");
+            return Err(Stopped { why, underway: false });
         }
         rt::sleep(wait).await;
         wait = (wait * 2).min(RETRY_LONGEST);

@@ -17,8 +17,8 @@ pub(super) struct TopicRow {
     partitions: u32,
     retention_ms: u64,
     visibility_timeout_ms: u64,
-    max_in_flight_per_partition: u32,
-    max_acked_ahead_per_partition: u32,
+    max_in_flight_per_partition: u64,
+    max_acked_ahead_per_partition: u64,
     created_at_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     owner: Option<String>,
@@ -173,8 +173,8 @@ struct AlterEntry {
     name: String,
     id: String,
     retention_ms: Option<u64>,
-    max_in_flight_per_partition: Option<u32>,
-    max_acked_ahead_per_partition: Option<u32>,
+    max_in_flight_per_partition: Option<u64>,
+    max_acked_ahead_per_partition: Option<u64>,
     partitions: Option<u32>,
     owners: Vec<u64>,
 }
