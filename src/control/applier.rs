@@ -37,9 +37,26 @@ pub trait Install {
     fn install(&self, snapshot: Arc<Snapshot>) -> LocalBoxFuture<'static, ()>;
 }
 
-/// Metadata writes have stopped; the text says why. What was under way has an unknown outcome.
+/// Metadata writes have stopped for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stopped(pub String);
+pub struct Stopped {
+    /// Names the file, the error, and what to do.
+    pub why: String,
+    /// The entry was under way: it may be stored all the same (K11). Otherwise it was never begun.
+    pub underway: bool,
+}
+
+impl Stopped {
+    /// For certain nothing was changed.
+    pub fn before(why: impl Into<String>) -> Stopped {
+        Stopped { why: why.into(), underway: false }
+    }
+
+    /// It may be changed all the same.
+    pub fn unknown(why: impl Into<String>) -> Stopped {
+        Stopped { why: why.into(), underway: true }
+    }
+}
 
 /// Entries that one transaction takes at most.
 const BATCH_ENTRIES_MAX: usize = 256;
@@ -109,16 +126,14 @@ impl Applier {
         let queued = self.queue(Work::Entry(Entry { index, command: Some(command), answer: Some(answer) }));
         async move {
             queued?;
-            receiver.await.ok_or_else(|| {
-                Stopped("metadata writes stopped while this one was under way: it may still be applied".to_owned())
-            })
+            receiver.await.ok_or_else(|| Stopped::unknown("this node can no longer store metadata, and stops"))
         }
     }
 
     /// Queues an entry without a command: the index moves with a transaction of its own (K14).
     pub fn submit_empty(&self, index: u64) {
+        // Stopped: nothing moves any more.
         let _ = self.queue(Work::Entry(Entry { index, command: None, answer: None }));
-        // stopped: nothing moves any more
     }
 
     /// Copies the store, as it is once everything queued before is applied, into its image file. Resolves with the
@@ -127,7 +142,7 @@ impl Applier {
         let (answer, receiver) = oneshot();
         let queued = self.queue(Work::TakeImage(answer));
         async move {
-            queued.map_err(|stopped| stopped.0)?;
+            queued.map_err(|stopped| stopped.why)?;
             receiver.await.unwrap_or_else(|| Err("metadata writes have stopped".to_owned()))
         }
     }
@@ -139,7 +154,7 @@ impl Applier {
         let queued = self.queue(Work::InstallImage(answer));
         async move {
             queued?;
-            receiver.await.ok_or_else(|| Stopped("metadata stopped while a snapshot was being installed".to_owned()))
+            receiver.await.ok_or_else(|| Stopped::before("metadata stopped while a snapshot was being installed"))
         }
     }
 
@@ -330,7 +345,7 @@ impl<S: Storage> Run<S> {
         })
         .await;
         self.store = returned;
-        self.state = result.map_err(|error| Stopped(format!("a received metadata snapshot: {error}")))?;
+        self.state = result.map_err(|error| Stopped::before(format!("a received metadata snapshot: {error}")))?;
         applier.applied_index.set(self.state.applied_index());
         applier.tell(&self.state);
         self.show(applier).await;
@@ -368,7 +383,8 @@ async fn commit<S: Storage>(mut store: S, batch: Arc<Batch>, watch: &MetastoreWa
                 error,
                 "metastore: stopped applying raft entries"
             );
-            return Err(Stopped(format!("metadata cannot be stored: {error}; free or replace the disk, then restart")));
+            let why = format!("{error}; free or replace the disk, then start the node again");
+            return Err(Stopped { why, underway: false });
         }
         rt::sleep(wait).await;
         wait = (wait * 2).min(RETRY_LONGEST);

@@ -39,7 +39,7 @@ pub use watch::{ConsensusWatch, MetastoreWatch};
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {
-    /// Resolves once the command is decided, applied here and visible on every shard. `Err`: outcome unknown.
+    /// Resolves once the command is decided, applied here and visible on every shard.
     fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>>;
     /// Resolves once everything that was decided before the call is applied here: what is read from the snapshot
     /// afterwards is the leader's word.
@@ -139,7 +139,10 @@ impl Control {
             MetaCommand::AlterTopic { name, incarnation, change } => self.alter(name, incarnation, change).await,
             MetaCommand::ConfirmGone { name, incarnation } => self.confirm_gone(&name, incarnation).await,
         };
-        reply.unwrap_or_else(|stopped| MetaReply::Unavailable(stopped.0))
+        reply.unwrap_or_else(|stopped| match stopped.underway {
+            true => MetaReply::Unknown(stopped.why),
+            false => MetaReply::Unavailable(stopped.why),
+        })
     }
 
     async fn create(&self, topic: NewTopic) -> Result<MetaReply, Stopped> {

@@ -64,8 +64,8 @@ pub struct TopicRow {
     partitions: u32,
     retention_ms: u64,
     visibility_timeout_ms: u64,
-    max_in_flight_per_partition: u32,
-    max_acked_ahead_per_partition: u32,
+    max_in_flight_per_partition: u64,
+    max_acked_ahead_per_partition: u64,
     created_at_ms: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     owner: Option<String>,

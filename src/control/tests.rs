@@ -16,7 +16,7 @@ fn topic(name: &str, incarnation: u64, partitions: u32) -> Arc<TopicMeta> {
         partitions,
         retention_ms: 0,
         visibility_timeout_ms: 30_000,
-        max_in_flight_per_partition: 1024,
+        max_in_flight_per_partition: 1 << 40, // wider than 32 bits, also in the store
         max_acked_ahead_per_partition: 1024,
         created_at_ms: 1,
         owner: None,
@@ -325,10 +325,10 @@ fn k17_a_disk_that_goes_on_refusing_stops_metadata_and_skips_nothing() {
         shelf.0.lock().unwrap().refuse = u32::MAX;
         let started = rt::now();
         let answer = control.handle(MetaCommand::CreateTopic(new_topic("b"))).await;
-        assert!(matches!(answer, MetaReply::Unavailable(why) if why.contains("may still be applied")));
+        assert!(matches!(answer, MetaReply::Unknown(_)), "it may be stored all the same (K11): {answer:?}");
         let waited = rt::now() - started;
         assert!((20..=30).contains(&waited.as_secs()), "{waited:?}");
-        assert!(control.stopped().await.0.contains("no space left"));
+        assert!(control.stopped().await.why.starts_with("no space left on device; "));
         shelf.0.lock().unwrap().refuse = 0;
         for command in [MetaCommand::CreateTopic(new_topic("c")), gone("zzz", None)] {
             assert!(matches!(control.handle(command).await, MetaReply::Unavailable(_)));

@@ -283,7 +283,7 @@ impl Driver {
                 Err(BadCommand::UnknownType(entry_type)) => {
                     let build = env!("CARGO_PKG_VERSION");
                     tracing::error!(index, entry_type, build, "metastore: stopped applying raft entries");
-                    return Err(Stopped(format!(
+                    return Err(Stopped::before(format!(
                         "log entry {index} is of command type {entry_type}, which this build ({build}) does not know: run the build that the rest of the cluster runs"
                     )));
                 }
@@ -312,7 +312,7 @@ impl Hands for Driver {
             }
             if rt::now() + wait > started + RETRY_TOTAL {
                 tracing::error!(error, "consensus: the log cannot be written");
-                return Err(Stopped(format!(
+                return Err(Stopped::before(format!(
                     "the consensus log cannot be written: {error}; free or replace the disk, then restart"
                 )));
             }
@@ -324,7 +324,9 @@ impl Hands for Driver {
     async fn install(&mut self, core: &Core, index: u64) -> Result<(), Stopped> {
         let installed = self.consensus.applier.install_image().await?;
         if installed != index {
-            return Err(Stopped(format!("the received metadata snapshot is of entry {installed}, not {index}")));
+            return Err(Stopped::before(format!(
+                "the received metadata snapshot is of entry {installed}, not {index}"
+            )));
         }
         tracing::info!(index, "consensus: installed a metadata snapshot of the leader");
         self.handed = index;

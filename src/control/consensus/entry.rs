@@ -36,8 +36,8 @@ struct Row {
 struct Alter {
     partitions: Option<u32>,
     retention_ms: Option<u64>,
-    max_in_flight_per_partition: Option<u32>,
-    max_acked_ahead_per_partition: Option<u32>,
+    max_in_flight_per_partition: Option<u64>,
+    max_acked_ahead_per_partition: Option<u64>,
 }
 
 #[derive(Deserialize)]

@@ -74,6 +74,8 @@ pub struct Settings {
     pub trailing_entries: u64,
     /// Whether one is due is looked at after this time, or up to twice that.
     pub snapshot_check: Duration,
+    /// Of a snapshot in one frame: at most half of what a frame may be (K39).
+    pub piece_bytes: usize,
 }
 
 impl Settings {
@@ -85,6 +87,7 @@ impl Settings {
             snapshot_entries: 8192,
             trailing_entries: 10_240,
             snapshot_check: Duration::from_secs(120),
+            piece_bytes: 4 << 20,
         }
     }
 }
@@ -279,7 +282,7 @@ impl Consensus {
     /// Removes a server. The leader never removes itself: it hands over first (K63).
     pub async fn remove(&self, raft_id: u64) -> Result<(), Stopped> {
         if raft_id == self.status.borrow().raft_id {
-            return Err(Stopped("the leader cannot remove itself: transfer the leadership first".to_owned()));
+            return Err(Stopped::before("the leader cannot remove itself: transfer the leadership first".to_owned()));
         }
         self.change(Change::Remove { raft_id }).await
     }
@@ -373,7 +376,7 @@ impl Consensus {
     }
 
     fn stop(&self, stopped: Stopped) {
-        tracing::error!(why = stopped.0, "consensus: this node takes part no longer");
+        tracing::error!(why = stopped.why, "consensus: this node takes part no longer");
         *self.stopped.borrow_mut() = Some(stopped);
         {
             let mut status = self.status.borrow_mut();
@@ -417,7 +420,7 @@ impl Consensus {
         let (ended, kept): (BTreeMap<_, _>, _) = waiters.into_iter().partition(|(_, waiter)| waiter.of_leader);
         *self.waiters.borrow_mut() = kept;
         for waiter in ended.into_values() {
-            let why = "this node lost the leadership before the change was decided: it may still be applied";
+            let why = "this node lost the leadership before the change was decided";
             let _ = waiter.answer.send(Verdict::Unknown(why.to_owned())); // it may have given up
         }
     }

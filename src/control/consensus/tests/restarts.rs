@@ -76,7 +76,7 @@ fn restart_row_3_metadata_inside_the_log_is_kept() {
 
 #[test]
 fn restart_row_4_metadata_behind_the_log_is_restored_from_the_snapshot() {
-    let found = Found { state: state(5), log: log(10, 80), received: Some(10), made: Some(40), ..Found::default() };
+    let found = Found { state: state(5), log: log(10, 80), received: Some(10), made: Some(40) };
     assert_eq!(decided(lone(), found.clone()), Decision::Restore(Image::Received));
     let found = Found { received: Some(9), ..found };
     assert_eq!(decided(lone(), found.clone()), Decision::Restore(Image::Made));

@@ -45,7 +45,7 @@ struct Image {
 }
 
 /// Length of a simulated image: some pieces.
-const IMAGE_BYTES: u64 = (9 << 20) + 17;
+const IMAGE_BYTES: u64 = 9 * 1024 + 17;
 
 pub type Plate = Arc<Mutex<Platter>>;
 
@@ -389,6 +389,7 @@ impl World {
             let mut settings = Settings::new(address(tag).to_string());
             settings.snapshot_entries = world.snapshot_entries;
             settings.trailing_entries = 5;
+            settings.piece_bytes = 4096;
             settings.snapshot_check = Duration::from_millis(if world.snapshot_entries < 8192 { 200 } else { 120_000 });
             let link = Rc::new(Link { from: tag, network: world.network.clone() });
             let watch: Arc<ConsensusWatch> = Arc::default();
