@@ -16,6 +16,8 @@ pub const TARGETS: &[Target] = &[
     ("control_topic_row", crate::control::fuzz::topic_row),
     ("node_cgroup", crate::node::fuzz::cgroup),
     ("node_ids", crate::node::fuzz::ids),
+    ("peer_frames", crate::peer::fuzz::frames),
+    ("peer_hello", crate::peer::fuzz::hello),
     ("cli_answer", crate::cli::fuzz::answer),
     ("cli_message", crate::cli::fuzz::message),
 ];

@@ -70,8 +70,10 @@ pub enum ConsumeError {
     NotOwner,
     /// `500`: the disk refused a read.
     ReadFailed(String),
-    /// `502`/`503`: no answer from the owner.
+    /// `502`: asked, and no answer came.
     Unreachable,
+    /// `503`: nobody serves the partition for the moment: its owner is dead, or it has none that this node knows of.
+    OwnerDown,
 }
 
 /// One lease to settle: the parts of a receipt handle.

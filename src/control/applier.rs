@@ -11,7 +11,7 @@
 //!
 //! Images of the store (E37) are taken and put in place by the same task, between two batches.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
@@ -24,9 +24,10 @@ use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt::sync::{oneshot, Notify, Sender};
 use narad_shards::rt::{self, Queue};
 
+use super::apply::{apply, Outcome};
 use super::command::Command;
 use super::placement::Placement;
-use super::state::{apply, Outcome, State};
+use super::state::{Change, State};
 use super::store::{Batch, Storage};
 use super::watch::MetastoreWatch;
 use super::Metastore;
@@ -90,7 +91,9 @@ pub struct Applier {
     queued: Notify,
     /// Holds durable changes only.
     snapshot: RefCell<Arc<Snapshot>>,
-    applied_index: Cell<u64>,
+    /// What is stored. The task's own is ahead of it while a batch is on its way to the disk.
+    state: RefCell<State>,
+    trust: Cell<bool>,
     /// Index that every shard has seen the effects of.
     shown_index: Cell<u64>,
     shown: Notify,
@@ -107,7 +110,8 @@ impl Applier {
             queue: RefCell::default(),
             queued: Notify::new(),
             snapshot: RefCell::new(Arc::new(placement.snapshot(&state))),
-            applied_index: Cell::new(state.applied_index()),
+            state: RefCell::new(state.clone()),
+            trust: Cell::new(false),
             shown_index: Cell::new(state.applied_index()),
             shown: Notify::new(),
             stopped: RefCell::default(),
@@ -173,7 +177,18 @@ impl Applier {
 
     /// Index of the last entry whose effects are stored.
     pub fn applied_index(&self) -> u64 {
-        self.applied_index.get()
+        self.state.borrow().applied_index()
+    }
+
+    /// What is stored. Not to be held across an await.
+    pub fn state(&self) -> Ref<'_, State> {
+        self.state.borrow()
+    }
+
+    /// Sets the ownership latch (K22): from the next snapshot on, which follows at once, shards see who owns what.
+    pub fn trust_ownership(&self) {
+        self.trust.set(true);
+        self.queued.notify_one();
     }
 
     /// Resolves when every shard sees the effects of the entry at `index` (E52).
@@ -246,7 +261,8 @@ impl Applier {
                 None => break,
             }
         }
-        (!entries.is_empty()).then_some(Next::Entries(entries))
+        // None at all when ownership may be trusted from now on.
+        (!entries.is_empty() || self.trust.get()).then_some(Next::Entries(entries))
     }
 }
 
@@ -289,11 +305,18 @@ impl<S: Storage> Run<S> {
             batch.changes.extend(applied.changes);
             answers.push((entry.answer, applied.outcome));
         }
-        let changed = !batch.changes.is_empty();
-        self.store = commit(self.store, Arc::new(batch), &applier.watch).await?;
-        applier.applied_index.set(self.state.applied_index());
-        applier.tell(&self.state);
-        if changed {
+        let mut shows = batch.changes.iter().any(Change::shows_in_snapshot);
+        if batch.applied_index > 0 {
+            let batch = Arc::new(batch);
+            self.store = commit(self.store, batch.clone(), &applier.watch).await?;
+            applier.state.borrow_mut().absorb(batch.applied_index, &batch.changes);
+            applier.tell(&self.state);
+        }
+        if applier.trust.take() {
+            self.placement.trust();
+            shows = true;
+        }
+        if shows {
             self.show(applier).await;
         }
         self.shown(applier);
@@ -346,7 +369,7 @@ impl<S: Storage> Run<S> {
         .await;
         self.store = returned;
         self.state = result.map_err(|error| Stopped::before(format!("a received metadata snapshot: {error}")))?;
-        applier.applied_index.set(self.state.applied_index());
+        *applier.state.borrow_mut() = self.state.clone();
         applier.tell(&self.state);
         self.show(applier).await;
         self.shown(applier);

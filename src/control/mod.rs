@@ -1,4 +1,4 @@
-//! The metadata of a node: which topics there are, and which shard serves which partition.
+//! The metadata of a node: which topics there are, which nodes there are, and which of them owns which partition.
 //!
 //! A change is a [`Command`] whose random and timed parts its proposer has already chosen. A [`Log`] puts commands in
 //! an order (alone: at once; a cluster: Raft), the applier computes what each does to the [`State`] with a pure
@@ -7,16 +7,20 @@
 //! node's wiring hands in how a snapshot reaches the shards.
 
 mod applier;
+mod apply;
 mod ballast;
 mod command;
 pub mod consensus;
 pub(crate) mod fuzz;
 mod names;
 mod placement;
+mod rows;
 mod state;
 pub(crate) mod store;
 mod watch;
 
+#[cfg(test)]
+mod state_tests;
 #[cfg(test)]
 mod tests;
 
@@ -30,10 +34,12 @@ use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt;
 
 pub use applier::{Applier, Install, Stopped};
-pub use command::Command;
+pub use apply::{apply, Applied, Outcome, Refusal};
+pub use command::{Command, Owners, Registration};
 pub use names::check_topic_name;
 pub use placement::Placement;
-pub use state::{apply, Applied, Change, Outcome, Refusal, State};
+pub use rows::BadCommand;
+pub use state::{Assignment, Change, Member, State};
 pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
 pub use watch::{ConsensusWatch, MetastoreWatch};
 
@@ -91,7 +97,11 @@ impl Metastore<Store> {
 
 impl<S: Storage> Metastore<S> {
     pub fn new(store: S, state: State, shards: ShardId) -> Metastore<S> {
-        let mut placement = Placement::new(shards);
+        Metastore::over(store, state, Placement::new(shards))
+    }
+
+    /// The same under another placement: [`Placement::in_cluster`].
+    pub fn over(store: S, state: State, mut placement: Placement) -> Metastore<S> {
         placement.follow(&state);
         Metastore { store, state, placement, watch: Arc::default() }
     }
@@ -158,11 +168,13 @@ impl Control {
                 created_at_ms: rt::wall_clock_ms(),
                 owner: topic.owner.as_deref().map(Arc::from),
             });
-            return Ok(match self.log.propose(Command::CreateTopic(proposed)).await? {
-                Outcome::Created(topic) => MetaReply::Created(topic),
-                Outcome::Refused(Refusal::IdTaken) => continue, // draw again
-                other => reply_to(other),
-            });
+            return Ok(
+                match self.log.propose(Command::CreateTopic { topic: proposed, owners: Owners::default() }).await? {
+                    Outcome::Created(topic) => MetaReply::Created(topic),
+                    Outcome::Refused(Refusal::IdTaken) => continue, // draw again
+                    other => reply_to(other),
+                },
+            );
         }
     }
 
@@ -171,7 +183,11 @@ impl Control {
     }
 
     async fn alter(&self, name: String, incarnation: Incarnation, change: TopicChange) -> Result<MetaReply, Stopped> {
-        Ok(reply_to(self.log.propose(Command::AlterTopic { name: Arc::from(name), incarnation, change }).await?))
+        Ok(reply_to(
+            self.log
+                .propose(Command::AlterTopic { name: Arc::from(name), incarnation, change, owners: Owners::default() })
+                .await?,
+        ))
     }
 
     /// On this answer records are discarded and directories removed: it comes from what is stored, never from a
@@ -203,5 +219,6 @@ fn reply_to(outcome: Outcome) -> MetaReply {
         // The HTTP layer has checked; this is the second lock on the door (lesson N75.3).
         Outcome::Refused(Refusal::Invalid(why)) => MetaReply::Unavailable(format!("refused: {why}")),
         Outcome::Refused(Refusal::IdTaken) => MetaReply::Unavailable("the drawn topic id is in use, retry".to_owned()),
+        other => MetaReply::Unavailable(format!("the metadata answered a topic change with {other:?}")),
     }
 }

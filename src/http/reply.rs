@@ -210,6 +210,7 @@ impl From<ConsumeError> for ApiError {
             ConsumeError::Unreachable => {
                 ApiError::new(StatusCode::BAD_GATEWAY, "the partition owner did not answer; retry").plain_text()
             }
+            ConsumeError::OwnerDown => ApiError::unavailable(OWNER_DOWN).plain_text(),
         }
     }
 }

@@ -16,11 +16,10 @@ use super::codec::{self, ProposalId};
 use super::configuration::{Change, Configuration};
 use super::core::{changes_servers, Core};
 use super::disk::{Changes, Position};
-use super::entry::BadCommand;
 use super::mirror::Label;
 use super::settle::{settle, Hands};
 use super::{snapshot, Consensus};
-use crate::control::{Command, Outcome, Stopped};
+use crate::control::{BadCommand, Command, Outcome, Stopped};
 
 /// A leader's heartbeats.
 pub const TICK: Duration = Duration::from_millis(100);

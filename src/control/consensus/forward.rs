@@ -193,7 +193,7 @@ impl Consensus {
         };
         let command = match Command::decode(command) {
             Ok(command) => command,
-            Err(error) => return codec::refusal(incoming, status::BAD_REQUEST, &format!("{error:?}")),
+            Err(error) => return codec::refusal(incoming, status::BAD_REQUEST, &error.to_string()),
         };
         if !self.leads() {
             return codec::refusal(incoming, status::MISDIRECTED, "this node does not lead");

@@ -15,7 +15,6 @@ pub mod configuration;
 mod core;
 pub mod disk;
 mod driver;
-mod entry;
 pub mod files;
 mod forward;
 mod logger;

@@ -74,7 +74,7 @@ fn encoded_bytes(record: &Record) -> usize {
 
 fn remote_nodes(snapshot: &Snapshot) -> BTreeSet<NodeId> {
     let addresses = snapshot.placement.values().flat_map(|placement| placement.iter());
-    addresses.map(|address| address.node).filter(|node| *node != NodeId::LOCAL).collect()
+    addresses.map(|address| address.node).filter(|node| *node != NodeId::LOCAL && *node != NodeId::NONE).collect()
 }
 
 /// What a deployment may choose.
