@@ -27,7 +27,7 @@ mod snapshot;
 mod tests;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -51,6 +51,8 @@ use driver::{Request, Verdict};
 pub const CONTACT_FRESH: Duration = Duration::from_secs(5);
 /// For a proposal to be decided, a barrier to be passed, a forwarded change to arrive here (E47, E52).
 pub const DEADLINE: Duration = Duration::from_secs(5);
+/// A leader's heartbeats to a server count as failing after so long without a word from it.
+const HEARTBEAT_FAILED: Duration = Duration::from_secs(1);
 /// A hand-over is over within an election timeout, one way or the other.
 const TRANSFER_WAIT: Duration = Duration::from_millis(1500);
 
@@ -127,8 +129,8 @@ pub struct Consensus {
     contact: Cell<Option<Instant>>,
     /// Highest commit index that a leader has told this process (3.1).
     leader_commit: Cell<Option<u64>>,
-    /// Addresses that servers have written from.
-    heard_from: RefCell<BTreeMap<u64, SocketAddr>>,
+    /// Where each server wrote from last, and when.
+    heard_from: RefCell<BTreeMap<u64, (Option<SocketAddr>, Instant)>>,
     has_caught_up: Cell<bool>,
     waiters: RefCell<BTreeMap<ProposalId, Waiter>>,
     process: u64,
@@ -231,12 +233,27 @@ impl Consensus {
         }
     }
 
+    /// Servers that have not answered this leader's heartbeats lately; empty where this node does not lead.
+    pub fn failing(&self) -> BTreeSet<u64> {
+        let status = self.status.borrow();
+        if !status.leads {
+            return BTreeSet::new();
+        }
+        let heard = self.heard_from.borrow();
+        let silent = |id: &u64| {
+            let last = heard.get(id).map_or(status.since, |(_, at)| (*at).max(status.since));
+            rt::now() - last > HEARTBEAT_FAILED
+        };
+        status.configuration.servers.keys().copied().filter(|id| *id != status.raft_id && silent(id)).collect()
+    }
+
     /// The ownership latch (K22): resolves once this node was caught up once and has passed a barrier; set for the life
-    /// of the process.
+    /// of the process, and told to the shards.
     pub async fn latch(&self) -> Result<(), Stopped> {
         while !self.has_caught_up.get() {
             if self.caught_up() && self.pass_barrier().await.is_ok() {
                 self.has_caught_up.set(true);
+                self.applier.trust_ownership();
                 break;
             }
             if let Some(stopped) = self.stopped() {
@@ -315,9 +332,7 @@ impl Consensus {
             }
         };
         let address = std::str::from_utf8(incoming.archive()).ok().and_then(|address| address.parse().ok());
-        if let Some(address) = address {
-            self.heard_from.borrow_mut().insert(message.from, address);
-        }
+        self.heard_from.borrow_mut().insert(message.from, (address, rt::now()));
         self.heard(&message);
         self.request(Request::Step(message));
     }
@@ -336,7 +351,7 @@ impl Consensus {
 
     fn address_of(&self, raft_id: u64, configuration: &Configuration) -> Option<SocketAddr> {
         let recorded = configuration.servers.get(&raft_id).map(|server| server.address.as_str());
-        (self.settings.address_of)(raft_id, recorded).or_else(|| self.heard_from.borrow().get(&raft_id).copied())
+        (self.settings.address_of)(raft_id, recorded).or_else(|| self.heard_from.borrow().get(&raft_id)?.0)
     }
 
     fn request(&self, request: Request) {

@@ -309,6 +309,25 @@ fn k32_a_newcomer_learns_by_snapshot_then_votes_and_a_lone_node_grows_to_three()
 }
 
 #[test]
+fn a_leader_knows_which_servers_do_not_answer() {
+    run(7, 3, |world| async move {
+        world.start_all().await;
+        let leader = world.wait_leader().await;
+        let node = world.running(leader).unwrap();
+        rt::sleep(Duration::from_secs(3)).await;
+        assert!(node.consensus.failing().is_empty());
+        let silent = if leader == 1 { 2 } else { 1 };
+        world.isolate(silent);
+        rt::sleep(MS(1_300)).await;
+        let id = world.node(silent).plate.lock().unwrap().raft_id;
+        assert_eq!(node.consensus.failing().into_iter().collect::<Vec<_>>(), [id]);
+        world.heal();
+        rt::sleep(MS(500)).await;
+        assert!(node.consensus.failing().is_empty());
+    });
+}
+
+#[test]
 fn k17_a_log_that_cannot_be_written_ends_the_part_of_this_node_only() {
     run(5, 3, |world| async move {
         world.start_all().await;
