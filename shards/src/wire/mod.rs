@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::io::{AlignedBuf, Slice};
 
-/// Numbers of the operations (cluster.md 8). Only ever appended.
+/// Numbers of the operations. Only ever appended.
 pub mod operation {
     pub const PRODUCE: u16 = 1;
     pub const CONSUME: u16 = 2;
