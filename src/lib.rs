@@ -10,4 +10,5 @@ pub mod control;
 pub mod fuzz;
 pub mod http;
 pub mod node;
+pub mod peer;
 pub mod telemetry;

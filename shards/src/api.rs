@@ -148,8 +148,8 @@ pub struct NewTopic {
     pub partitions: u32,
     pub retention_ms: u64,
     pub visibility_timeout_ms: u64,
-    pub max_in_flight_per_partition: u32,
-    pub max_acked_ahead_per_partition: u32,
+    pub max_in_flight_per_partition: u64,
+    pub max_acked_ahead_per_partition: u64,
     pub owner: Option<String>,
 }
 
@@ -158,8 +158,8 @@ pub struct NewTopic {
 pub struct TopicChange {
     /// `0` keeps records for ever.
     pub retention_ms: Option<u64>,
-    pub max_in_flight_per_partition: Option<u32>,
-    pub max_acked_ahead_per_partition: Option<u32>,
+    pub max_in_flight_per_partition: Option<u64>,
+    pub max_acked_ahead_per_partition: Option<u64>,
     /// More than there are.
     pub partitions: Option<u32>,
 }
@@ -207,4 +207,6 @@ pub enum MetaReply {
     NotGone,
     /// No leader, or the metadata store refused: retriable, nothing known to have changed.
     Unavailable(String),
+    /// It was under way when whoever decides it was lost, or the store gave up: it may still be applied (K11).
+    Unknown(String),
 }

@@ -110,8 +110,8 @@ pub struct TopicMeta {
     /// `0` keeps records for ever.
     pub retention_ms: u64,
     pub visibility_timeout_ms: u64,
-    pub max_in_flight_per_partition: u32,
-    pub max_acked_ahead_per_partition: u32,
+    pub max_in_flight_per_partition: u64,
+    pub max_acked_ahead_per_partition: u64,
     pub created_at_ms: u64,
     pub owner: Option<Arc<str>>,
 }

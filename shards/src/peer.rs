@@ -188,8 +188,11 @@ pub enum Request {
     /// Shard to control thread: opened and answering. Answered once every shard of the node is. Answer:
     /// [`Reply::Done`].
     Opened,
-    /// Begin of a graceful stop: accept no connection, let requests in flight finish, at most until the time is up.
-    /// Answer: [`Reply::Done`].
+    /// Begin of a graceful stop: answer as before, each answer being the last on its connection. Answer:
+    /// [`Reply::Done`], when the requests that had begun before are answered, or the time is up.
+    BeginDrain { within: Duration },
+    /// Accept no connection any more, let requests in flight finish, at most until the time is up. Answer:
+    /// [`Reply::Done`].
     StopServing { within: Duration },
     /// First half of a graceful stop: take no produce, start no commit; settle what is under way. Answer:
     /// [`Reply::Done`].

@@ -24,7 +24,7 @@ use rand_chacha::ChaCha20Rng;
 use super::ring_os::{allowed_cpus, cut_to, monotonic_nanos, os_seed, pin_to};
 use super::ring_task::{Local, Shared, Task, TaskWaker, Tasks, LOCAL};
 use super::{Inbox, Instant, LocalFuture, Queue, Runtime, TimerId};
-use crate::io::ring::{Listener, Ring, RingDisk, RingSizes};
+use crate::io::ring::{Listener, Ring, RingDisk, RingSizes, Udp};
 use crate::io::{ChunkPool, Disk};
 use crate::metrics::{Histogram, RuntimeMetrics};
 use crate::spsc::Doorbell;
@@ -83,6 +83,11 @@ impl RingHandle {
     /// A listener of this shard alone on an address that other shards listen on too (`SO_REUSEPORT`).
     pub fn listen(&self, address: std::net::SocketAddr) -> io::Result<Listener> {
         Listener::bind(self.runtime.ring.clone(), address)
+    }
+
+    /// A UDP socket of this shard alone. `offload`: the kernel joins datagrams that arrive (E55).
+    pub fn udp(&self, address: std::net::SocketAddr, offload: bool) -> io::Result<Udp> {
+        Udp::bind(self.runtime.ring.clone(), address, offload)
     }
 
     /// Registers up to `chunks` of the pool's chunks with the ring, as far as memlock allows; returns how many (E26).

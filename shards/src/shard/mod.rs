@@ -37,6 +37,7 @@ use directories::DirectoryKeeper;
 use partitions::Partitions;
 use produce::Rejections;
 use reserve::DiskReserve;
+pub use reserve::NodeRoom;
 use retention::Reaper;
 pub use retention::RetentionOptions;
 use topics::TopicTable;
@@ -63,6 +64,8 @@ pub struct ShardOptions {
     pub retention: RetentionOptions,
     /// Produce is refused while less space is free (E22).
     pub disk_reserve_bytes: u64,
+    /// The same one for all shards of a node.
+    pub disk_room: NodeRoom,
     /// WAL directories without a shard of their own that this shard drains (E18).
     pub adopt: Vec<u32>,
 }
@@ -144,7 +147,7 @@ impl Shard {
             partitions: Partitions::new(LogShared::new(options.memory_bytes / 8, fill)),
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
-            reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
+            reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes, options.disk_room.clone()),
             reaper: Reaper::default(),
             rejections: RefCell::default(),
             draining: Cell::new(false),

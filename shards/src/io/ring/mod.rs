@@ -4,6 +4,7 @@
 //! below the size of the completion queue, so that it cannot overflow (lesson U6); what is beyond the bound waits
 //! here, in order. What an operation reads or writes is owned by its slot until its completion (lesson U7).
 
+mod address;
 mod disk;
 mod net;
 #[cfg(test)]
@@ -12,6 +13,9 @@ mod ops;
 mod recv_buffers;
 mod registered;
 mod slots;
+mod udp;
+#[cfg(test)]
+mod udp_tests;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -31,6 +35,7 @@ pub use disk::{RingDisk, RingFile};
 pub use net::{Listener, Stream};
 pub(crate) use ops::{Descriptor, Op};
 pub(crate) use slots::{Class, Completion, Keep, Memory, OpId};
+pub use udp::{Received, Sent, Udp, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
 
 use recv_buffers::RecvBuffers;
 use registered::Registered;

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use io_uring::{cqueue, opcode, squeue};
 
+use super::address::{bind_to, set_option};
 use super::recv_buffers::GROUP;
 use super::{Class, Completion, Descriptor, Keep, Memory, OpId, Ring};
 use crate::rt;
@@ -37,47 +38,6 @@ pub struct Listener {
     armed: RefCell<VecDeque<OpId>>,
 }
 
-fn set_option(socket: &OwnedFd, level: i32, name: i32) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    // SAFETY: the option's value is a live int of the stated size.
-    let result = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const on).cast(), std::mem::size_of_val(&on) as u32)
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn bind_to(socket: &OwnedFd, address: SocketAddr) -> io::Result<()> {
-    let fd = socket.as_raw_fd();
-    let result = match address {
-        SocketAddr::V4(v4) => {
-            // SAFETY: zeroed is a valid value of this plain C struct.
-            let mut name: libc::sockaddr_in = unsafe { std::mem::zeroed() };
-            name.sin_family = libc::AF_INET as u16;
-            name.sin_port = v4.port().to_be();
-            name.sin_addr.s_addr = u32::from_ne_bytes(v4.ip().octets());
-            // SAFETY: a live address of the stated size.
-            unsafe { libc::bind(fd, (&raw const name).cast(), std::mem::size_of_val(&name) as u32) }
-        }
-        SocketAddr::V6(v6) => {
-            // SAFETY: zeroed is a valid value of this plain C struct.
-            let mut name: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
-            name.sin6_family = libc::AF_INET6 as u16;
-            name.sin6_port = v6.port().to_be();
-            name.sin6_addr.s6_addr = v6.ip().octets();
-            name.sin6_scope_id = v6.scope_id();
-            // SAFETY: a live address of the stated size.
-            unsafe { libc::bind(fd, (&raw const name).cast(), std::mem::size_of_val(&name) as u32) }
-        }
-    };
-    match result {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 fn listening_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     // SAFETY: plain system call; the result is checked before it is used.
@@ -87,10 +47,10 @@ fn listening_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     }
     // SAFETY: just made, owned by nobody else.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR)?;
-    set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEPORT)?;
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
     // Inherited by accepted sockets: no system call per connection.
-    set_option(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY)?;
+    set_option(&socket, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
     bind_to(&socket, address)?;
     // SAFETY: plain system call on a socket that we own.
     match unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) } {

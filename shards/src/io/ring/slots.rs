@@ -5,6 +5,7 @@ use std::ffi::CString;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use super::udp::Message;
 use super::Descriptor;
 use crate::io::{AlignedBuf, Slice};
 
@@ -30,6 +31,7 @@ pub(crate) enum Memory {
     Nothing,
     Buf(AlignedBuf),
     Bytes(Vec<u8>),
+    Message(Box<Message>),
     Statx(Box<libc::statx>),
     Slice { _data: Slice },
     Paths { _names: [CString; 2] },

@@ -1,0 +1,194 @@
+//! Datagrams on their way to the socket: packets of one size for one peer are joined, for the kernel to cut (E55). Pure.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+
+use narad_shards::io::ring::{Sent, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
+
+pub(super) struct Batch {
+    pub to: SocketAddr,
+    pub data: Vec<u8>,
+    /// When there is more than one datagram in it.
+    pub segment_bytes: Option<u16>,
+}
+
+pub(super) struct Outbox {
+    batches: VecDeque<Batch>,
+    /// What is being joined; `data` may be longer than what is in use.
+    open: Option<Open>,
+    spares: Vec<Vec<u8>>,
+    offload: bool,
+    refused: BTreeSet<IpAddr>,
+}
+
+struct Open {
+    to: SocketAddr,
+    data: Vec<u8>,
+    used: usize,
+    segment_bytes: usize,
+}
+
+impl Open {
+    fn is_full(&self) -> bool {
+        let segments = self.used.div_ceil(self.segment_bytes);
+        let short = self.used % self.segment_bytes != 0;
+        short || segments == UDP_SEGMENTS_MAX || self.used + self.segment_bytes > UDP_SEND_BYTES_MAX
+    }
+}
+
+impl Outbox {
+    pub fn new(offload: bool) -> Outbox {
+        Outbox { batches: VecDeque::new(), open: None, spares: Vec::new(), offload, refused: BTreeSet::new() }
+    }
+
+    /// Adds the packet that `write` makes: it is given room for a datagram of `bytes_max` and returns how long it is.
+    /// Passes on whatever ends without a packet.
+    pub fn add<E>(
+        &mut self,
+        to: SocketAddr,
+        bytes_max: usize,
+        write: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        if self.open.as_ref().is_some_and(|open| open.to != to || open.is_full() || !self.joins(to)) {
+            self.close();
+        }
+        let mut open = self.open.take().unwrap_or_else(|| {
+            let data = self.spares.pop().unwrap_or_default();
+            Open { to, data, used: 0, segment_bytes: 0 }
+        });
+        let end = open.used + bytes_max;
+        if open.data.len() < end {
+            open.data.resize(end, 0);
+        }
+        let written = write(&mut open.data[open.used..end]);
+        let bytes = match &written {
+            Ok(bytes) => *bytes,
+            Err(_) => {
+                match open.used {
+                    0 => self.spares.push(open.data),
+                    _ => self.open = Some(open),
+                }
+                return written;
+            }
+        };
+        if open.used == 0 {
+            open.segment_bytes = bytes.max(1);
+            open.used = bytes;
+        } else if bytes <= open.segment_bytes {
+            open.used += bytes;
+        } else {
+            // Longer than the ones before it: it begins a batch of its own.
+            let mut data = self.spares.pop().unwrap_or_default();
+            data.resize(bytes_max.max(bytes), 0);
+            data[..bytes].copy_from_slice(&open.data[open.used..open.used + bytes]);
+            let next = Open { to, data, used: bytes, segment_bytes: bytes };
+            self.open = Some(std::mem::replace(&mut open, next));
+            self.close();
+        }
+        self.open = Some(open);
+        written
+    }
+
+    fn joins(&self, to: SocketAddr) -> bool {
+        self.offload && !self.refused.contains(&to.ip())
+    }
+
+    fn close(&mut self) {
+        let Some(mut open) = self.open.take() else { return };
+        open.data.truncate(open.used);
+        let segment_bytes = (open.used > open.segment_bytes).then_some(open.segment_bytes as u16);
+        self.batches.push_back(Batch { to: open.to, data: open.data, segment_bytes });
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.batches.is_empty() && self.open.is_none()
+    }
+
+    /// What is to be sent next.
+    pub fn next(&mut self) -> Option<Batch> {
+        if self.batches.is_empty() {
+            self.close();
+        }
+        self.batches.pop_front()
+    }
+
+    /// Takes the memory of a send back. When the kernel would not cut its data, no more is joined for that peer, and
+    /// this data goes again, datagram by datagram; returns whether that is so.
+    pub fn sent(&mut self, sent: Sent) -> bool {
+        let refused = sent.result.as_ref().err().and_then(|error| error.raw_os_error());
+        let cutting = matches!(refused, Some(libc::EIO | libc::EMSGSIZE | libc::EINVAL | libc::EOPNOTSUPP));
+        if let Some(segment_bytes) = sent.segment_bytes.filter(|_| cutting) {
+            self.refused.insert(sent.to.ip());
+            for datagram in sent.data.chunks(usize::from(segment_bytes)).rev() {
+                self.batches.push_front(Batch { to: sent.to, data: datagram.to_vec(), segment_bytes: None });
+            }
+            return true;
+        }
+        const SPARES_MAX: usize = 4;
+        if self.spares.len() < SPARES_MAX {
+            self.spares.push(sent.data);
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn add(outbox: &mut Outbox, port: u16, bytes: usize) {
+        let written = outbox.add(address(port), 1500, |space| {
+            space[..bytes].fill(bytes as u8);
+            Ok::<_, ()>(bytes)
+        });
+        assert_eq!(written, Ok(bytes));
+    }
+
+    fn shapes(outbox: &mut Outbox) -> Vec<(u16, usize, Option<u16>)> {
+        std::iter::from_fn(|| outbox.next()).map(|b| (b.to.port(), b.data.len(), b.segment_bytes)).collect()
+    }
+
+    #[test]
+    fn e55_packets_of_one_size_are_joined_and_a_shorter_one_ends_them() {
+        let mut outbox = Outbox::new(true);
+        for bytes in [40, 1200, 1200, 1200, 100, 1200] {
+            add(&mut outbox, 1, bytes);
+        }
+        add(&mut outbox, 2, 1200);
+        assert_eq!(outbox.add(address(2), 1500, |_| Err::<usize, _>("nothing")), Err("nothing"));
+        let seen = shapes(&mut outbox);
+        assert_eq!(seen, [(1, 40, None), (1, 3700, Some(1200)), (1, 1200, None), (2, 1200, None)]);
+        assert!(outbox.is_empty());
+        for _ in 0..100 {
+            add(&mut outbox, 1, 1452);
+        }
+        let seen = shapes(&mut outbox);
+        assert!(seen.iter().all(|(_, bytes, _)| *bytes <= UDP_SEND_BYTES_MAX), "{seen:?}");
+        assert_eq!(seen.iter().map(|(_, bytes, _)| bytes).sum::<usize>(), 145_200);
+    }
+
+    #[test]
+    fn e55_offload_can_be_off_and_goes_off_for_a_peer_whose_path_refuses_it() {
+        let mut off = Outbox::new(false);
+        add(&mut off, 1, 1200);
+        add(&mut off, 1, 1200);
+        assert_eq!(shapes(&mut off), [(1, 1200, None), (1, 1200, None)]);
+        for code in [libc::EIO, libc::EMSGSIZE] {
+            let mut outbox = Outbox::new(true);
+            add(&mut outbox, 1, 1200);
+            add(&mut outbox, 1, 700);
+            let batch = outbox.next().expect("one batch");
+            let result = Err(std::io::Error::from_raw_os_error(code));
+            let sent = Sent { result, to: batch.to, data: batch.data, segment_bytes: batch.segment_bytes };
+            assert!(outbox.sent(sent));
+            assert_eq!(shapes(&mut outbox), [(1, 1200, None), (1, 700, None)], "it goes again");
+            add(&mut outbox, 1, 1200);
+            add(&mut outbox, 1, 1200);
+            assert_eq!(shapes(&mut outbox), [(1, 1200, None), (1, 1200, None)], "and never joined again");
+        }
+    }
+}

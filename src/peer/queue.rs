@@ -1,0 +1,124 @@
+//! Frames that wait for their stream, lane by lane. What is urgent goes first, and of all else only so much is given to
+//! quiche at a time as it can send at once: what it has taken cannot be overtaken any more (E41).
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use narad_shards::wire::{Header, Kind, Lane, Outgoing};
+
+use super::buffers::{Piece, Quic};
+
+/// Bytes that wait on one lane before it takes no more requests.
+const LANE_BYTES_MAX: usize = 64 << 20;
+
+struct Frame {
+    kind: Kind,
+    request_id: u64,
+    pieces: VecDeque<Piece>,
+    /// Some of it was given to quiche: the rest must follow.
+    begun: bool,
+}
+
+#[derive(Default)]
+struct Waiting {
+    frames: VecDeque<Frame>,
+    bytes: usize,
+}
+
+#[derive(Default)]
+pub(super) struct SendQueue {
+    lanes: [Waiting; Lane::ALL.len()],
+}
+
+/// What became of a frame that nobody wants to be sent any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Recalled {
+    /// Nothing of it has left, and nothing will.
+    Unsent,
+    Begun,
+}
+
+/// The stream of a lane. Stream 0 is the greeting's; all are opened by the dialler, for both directions.
+pub(super) fn stream_of(lane: Lane) -> u64 {
+    4 * (lane as u64 + 1)
+}
+
+pub(super) fn lane_of(stream: u64) -> Option<Lane> {
+    let index = (stream / 4).checked_sub(1).filter(|_| stream % 4 == 0)?;
+    Lane::ALL.get(usize::try_from(index).ok()?).copied()
+}
+
+impl SendQueue {
+    pub fn is_full(&self, lane: Lane) -> bool {
+        self.lanes[lane as usize].bytes >= LANE_BYTES_MAX
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.lanes.iter().all(|waiting| waiting.frames.is_empty())
+    }
+
+    /// `header` was made from `frame`.
+    pub fn push(&mut self, lane: Lane, header: &Header, frame: Outgoing) {
+        let mut pieces = VecDeque::with_capacity(2 + frame.payload.len());
+        pieces.push_back(Piece::Small(Bytes::copy_from_slice(&header.encode())));
+        let body = std::iter::once(frame.archive).chain(frame.payload).filter(|slice| !slice.is_empty());
+        pieces.extend(body.map(Piece::Slice));
+        self.push_pieces(lane, header.kind, header.request_id, pieces);
+    }
+
+    /// A frame without a body.
+    pub fn push_bare(&mut self, lane: Lane, header: &Header) {
+        let piece = Piece::Small(Bytes::copy_from_slice(&header.encode()));
+        self.push_pieces(lane, header.kind, header.request_id, VecDeque::from([piece]));
+    }
+
+    fn push_pieces(&mut self, lane: Lane, kind: Kind, request_id: u64, pieces: VecDeque<Piece>) {
+        let waiting = &mut self.lanes[lane as usize];
+        waiting.bytes += pieces.iter().map(Piece::len).sum::<usize>();
+        waiting.frames.push_back(Frame { kind, request_id, pieces, begun: false });
+    }
+
+    /// Takes a request back, as far as that is possible.
+    pub fn recall(&mut self, lane: Lane, request_id: u64) -> Recalled {
+        let waiting = &mut self.lanes[lane as usize];
+        let unsent = |frame: &Frame| frame.kind == Kind::Request && frame.request_id == request_id && !frame.begun;
+        let Some(at) = waiting.frames.iter().position(unsent) else { return Recalled::Begun };
+        if let Some(frame) = waiting.frames.remove(at) {
+            waiting.bytes -= frame.pieces.iter().map(Piece::len).sum::<usize>();
+        }
+        Recalled::Unsent
+    }
+
+    /// Gives quiche up to `quantum` bytes, urgent lanes first. Returns whether there is more that it could take.
+    pub fn feed(&mut self, quic: &mut Quic, mut quantum: usize) -> Result<bool, quiche::Error> {
+        for lane in Lane::ALL {
+            let waiting = &mut self.lanes[lane as usize];
+            while let Some(frame) = waiting.frames.front_mut() {
+                if quantum == 0 {
+                    return Ok(true);
+                }
+                let Some(mut piece) = frame.pieces.pop_front() else {
+                    waiting.frames.pop_front();
+                    continue;
+                };
+                let rest = (piece.len() > quantum).then(|| quiche::BufSplit::split_at(&mut piece, quantum));
+                rest.into_iter().for_each(|rest| frame.pieces.push_front(rest));
+                let offered = piece.len();
+                let (taken, refused) = match quic.stream_send_zc(stream_of(lane), piece.clone(), false) {
+                    Ok((taken, refused)) => (taken, refused),
+                    Err(quiche::Error::Done) => (0, Some(piece)),
+                    Err(error) => return Err(error),
+                };
+                frame.begun |= taken > 0;
+                refused.into_iter().for_each(|refused| frame.pieces.push_front(refused));
+                waiting.bytes -= taken;
+                quantum -= taken;
+                if taken < offered {
+                    // Its window, or the path's, is full; another lane may have room in its own.
+                    break;
+                }
+            }
+        }
+        Ok(false)
+    }
+}
