@@ -44,7 +44,7 @@ pub(super) fn stream_of(lane: Lane) -> u64 {
 }
 
 pub(super) fn lane_of(stream: u64) -> Option<Lane> {
-    let index = (stream / 4).checked_sub(1).filter(|_| stream % 4 == 0)?;
+    let index = (stream / 4).checked_sub(1).filter(|_| stream.is_multiple_of(4))?;
     Lane::ALL.get(usize::try_from(index).ok()?).copied()
 }
 

@@ -10,8 +10,8 @@ use narad_shards::wire::Lane;
 
 use super::*;
 
-/// Passes datagrams on between whoever dials it and `to`, until it is cut.
-fn proxy(handle: &RingHandle, to: SocketAddr, cut: Rc<Cell<bool>>) -> SocketAddr {
+/// Passes datagrams on between whoever dials it and `to`, while `passes` says so.
+fn proxy(handle: &RingHandle, to: SocketAddr, mut passes: impl FnMut() -> bool + 'static) -> SocketAddr {
     let udp = handle.udp(loopback(0), false).expect("a free port");
     let address = udp.local_addr().expect("it is bound");
     rt::spawn(Queue::Foreground, async move {
@@ -23,7 +23,7 @@ fn proxy(handle: &RingHandle, to: SocketAddr, cut: Rc<Cell<bool>>) -> SocketAddr
                 dialler = Some(received.from);
             }
             for datagram in received.datagrams() {
-                if let Some(target) = target.filter(|_| !cut.get()) {
+                if let Some(target) = target.filter(|_| passes()) {
                     udp.send(target, datagram.to_vec(), None);
                     poll_fn(|cx| udp.poll_sent(cx)).await;
                 }
@@ -39,7 +39,8 @@ fn k38_a_silent_peer_is_found_by_a_ping_and_a_slow_one_is_not() {
         let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));
         let (a, b) = (start(&handle, &one, secret(SECRET)), start(&handle, &other, secret(SECRET)));
         let cut = Rc::new(Cell::new(false));
-        let through = proxy(&handle, b.local_addr(), cut.clone());
+        let is_cut = cut.clone();
+        let through = proxy(&handle, b.local_addr(), move || !is_cut.get());
         ask(&a, through).await.expect("it is answered");
         let connection = a.connection_to(through);
         // E40: its handler hangs, but it answers pings: slow, not dead.
@@ -55,6 +56,26 @@ fn k38_a_silent_peer_is_found_by_a_ping_and_a_slow_one_is_not() {
         cut.set(false);
         ask(&a, through).await.expect("the next request dials, at once");
         assert_ne!(a.connection_to(through), connection);
+    });
+}
+
+#[test]
+fn what_a_path_loses_is_sent_again() {
+    run(|handle| async move {
+        let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));
+        let (a, b) = (start(&handle, &one, secret(SECRET)), start(&handle, &other, secret(SECRET)));
+        let mut datagrams = 0;
+        // The second and the third one too: parts of the handshake.
+        let through = proxy(&handle, b.local_addr(), move || {
+            datagrams += 1;
+            datagrams != 2 && datagrams % 20 != 3
+        });
+        let mut request = question(ECHO, Lane::Produce, b"commit", 60_000);
+        let payload = pattern(300_000);
+        request.payload = vec![payload.clone()];
+        let reply = a.call(through, request).await.expect("it is answered");
+        assert!(reply.payload()[..] == payload[..]);
+        assert!(a.metrics().packets_lost > 0, "{:?}", a.metrics());
     });
 }
 
