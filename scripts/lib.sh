@@ -4,7 +4,7 @@
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 
-# Further packages that a script needs, each of which brings a command of its own name.
+# Further packages that a script needs: "command:package", or one name where both are the same.
 also_needed=()
 
 # Debian packages that the build needs, by the command or file that proves them.
@@ -25,7 +25,7 @@ missing_packages() {
     command -v protoc >/dev/null 2>&1 || echo protobuf-compiler
     command -v curl >/dev/null 2>&1 || echo curl
     [ -e /etc/ssl/certs/ca-certificates.crt ] || echo ca-certificates
-    for package in "${also_needed[@]}"; do command -v "$package" >/dev/null 2>&1 || echo "$package"; done
+    for package in "${also_needed[@]}"; do command -v "${package%%:*}" >/dev/null 2>&1 || echo "${package##*:}"; done
 }
 
 as_root() {

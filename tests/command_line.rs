@@ -4,11 +4,16 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 fn narad(args: &[&str]) -> Output {
+    narad_with(&[], args)
+}
+
+/// With these variables, and no others of ours.
+fn narad_with(environment: &[(&str, &str)], args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_narad"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("NARAD_")) {
         command.env_remove(name);
     }
-    command.args(args).output().unwrap()
+    command.envs(environment.iter().copied()).args(args).output().unwrap()
 }
 
 fn error_text(output: &Output) -> String {
@@ -19,7 +24,11 @@ fn error_text(output: &Output) -> String {
 fn exit_codes_tell_usage_from_refusal_from_no_server() {
     let version = narad(&["version"]);
     assert_eq!(version.status.code(), Some(0));
-    assert!(String::from_utf8(version.stdout).unwrap().starts_with("narad "));
+    assert!(String::from_utf8(version.stdout.clone()).unwrap().starts_with("narad "));
+    for same in ["--version", "-V"] {
+        let output = narad(&[same]);
+        assert_eq!((output.status.code(), output.stdout), (Some(0), version.stdout.clone()), "{same}");
+    }
     assert_eq!(narad(&["--help"]).status.code(), Some(0));
     for wrong in
         [&["bogus"][..], &[], &["topic", "add"], &["topic", "edit", "a"], &["pub"], &["-s", "https://a", "topic", "ls"]]
@@ -58,5 +67,20 @@ fn t20_a_refused_start_prints_one_line_and_opens_no_data() {
         assert!(text.starts_with(expected) && text.lines().count() == 1, "{text}");
         assert!(!data.exists());
     }
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn a_context_names_the_server_of_the_commands_to_come() {
+    let directory = std::env::temp_dir().join(format!("narad-contexts-{}", std::process::id()));
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let run = |args: &[&str]| narad_with(&[("NARAD_CONFIG_DIR", directory.to_str().unwrap())], args);
+    assert_eq!(run(&["ctx", "add", "here", "--server", &free.to_string()]).status.code(), Some(0));
+    for args in [&["topic", "ls"][..], &["topic", "ls", "--ctx", "here"]] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(3));
+        assert!(error_text(&output).contains(&free.to_string()), "{}", error_text(&output));
+    }
+    assert_eq!(run(&["topic", "ls", "--ctx", "there"]).status.code(), Some(2));
     std::fs::remove_dir_all(&directory).unwrap();
 }

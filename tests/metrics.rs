@@ -104,7 +104,14 @@ fn every_metric_of_one_node_is_exported() {
         exported.keys().filter(|name| !table.contains_key(*name)).map(|name| format!("{name} is not in the table")),
     );
     assert!(findings.is_empty(), "{}\n{page}", findings.join("\n"));
-    for value in ["narad_topics_total 1\n", "narad_ingress_wal_failed 0\n", "narad_quarantined_copies 0\n"] {
+    let held = page.lines().find_map(|line| line.strip_prefix("narad_runtime_allocator_bytes ")).unwrap();
+    assert!(held.parse::<u64>().unwrap() > 1 << 20, "the allocator of the program holds {held} bytes");
+    for value in [
+        "narad_topics_total 1\n",
+        "narad_ingress_wal_failed 0\n",
+        "narad_quarantined_copies 0\n",
+        "narad_errors_total{component=\"metrics\",kind=\"shard_timeout\"} 0\n",
+    ] {
         assert!(page.contains(value), "{value}\n{page}");
     }
 }

@@ -52,7 +52,7 @@ const CALLERS_MAX: usize = 4096;
 /// A record takes at most a chunk of 2 MiB with its head and topic.
 const PAYLOAD_BYTES_MAX: usize = (2 << 20) - 4096;
 const TOPIC: &str = "bench";
-/// Callers of large records: four groups may be in flight, and one is being filled.
+/// Callers of large records: of 64 KiB each they fill two groups, one that is written while the other is staged.
 const LARGE_CALLERS: usize = 64;
 /// Times that the drive's bandwidth and the WAL take turns.
 const ROUNDS: usize = 3;
@@ -72,6 +72,9 @@ struct Sample {
     /// Of the measured time alone, where they are counters.
     groups: u64,
     bytes_written: u64,
+    /// Segments begun, and those of them that were not prepared.
+    rolls: u64,
+    rolls_unprepared: u64,
     flush_us: Histogram<u64>,
     latency: Histogram<u64>,
     rate_per_s: Vec<f64>,
@@ -85,6 +88,10 @@ impl Sample {
 
     fn rate(&self) -> f64 {
         self.records as f64 * 1e9 / self.nanos.max(1) as f64
+    }
+
+    fn records_per_group(&self) -> f64 {
+        self.records as f64 / self.groups.max(1) as f64
     }
 }
 
@@ -178,7 +185,7 @@ async fn measure_all(
 
 fn record(run: &mut Run, table: &mut Table, kind: &str, callers: usize, payload: usize, sample: Sample) {
     let name = format!("wal.{kind}.c{callers}");
-    let per_group = sample.records as f64 / sample.groups.max(1) as f64;
+    let per_group = sample.records_per_group();
     let written = sample.bytes_written as f64 / (sample.records as f64 * payload as f64).max(1.0);
     let micros = |quantile| sample.latency.value_at_quantile(quantile) as f64 / 1000.0;
     let sync = sample.flush_us.value_at_quantile(0.5);
@@ -259,6 +266,8 @@ async fn appends(
         busy_nanos,
         groups: after.groups - before.groups,
         bytes_written: after.bytes_written - before.bytes_written,
+        rolls: after.rolls - before.rolls,
+        rolls_unprepared: after.rolls_unprepared - before.rolls_unprepared,
         flush_us,
         latency,
         rate_per_s,
@@ -332,27 +341,43 @@ async fn bandwidth(
     file.allocate(0, BAND_BYTES).await?;
     narad_shards::io::zero_fill(&file, 0, BAND_BYTES, |_| rt::yield_now()).await?;
     file.sync_data().await?;
-    let (mut best, mut wal) = ([0.0f64; BLOCKS.len()], Vec::new());
+    let (mut best, mut samples) = ([0.0f64; BLOCKS.len()], Vec::new());
     for round in 0..ROUNDS {
         for (block, best) in BLOCKS.iter().zip(&mut best) {
             *best += durable_bytes_per_s(&file, *block, each / 10).await? / ROUNDS as f64;
         }
         let dir = root.join(format!("large{round}"));
-        let sample = appends(core, device.clone(), &dir, LARGE_CALLERS, large, each).await?;
-        wal.push(sample.rate() * large as f64);
+        samples.push(appends(core, device.clone(), &dir, LARGE_CALLERS, large, each).await?);
         device.remove_dir_all(&dir).await?;
     }
-    let wal = wal.iter().sum::<f64>() / wal.len() as f64;
+    let instant = appends(core, InstantDisk::disk(), Path::new("/large/0"), LARGE_CALLERS, large, each / 2).await?;
+    let mean = |of: &dyn Fn(&Sample) -> f64| samples.iter().map(of).sum::<f64>() / samples.len() as f64;
+    let wal = mean(&|sample| sample.rate() * large as f64);
     let (drive, block) = best.iter().zip(BLOCKS).fold((0.0, 0), |most, (rate, block)| match *rate > most.0 {
         true => (*rate, block),
         false => most,
     });
+    let core_rate = mean(&|sample| sample.core_rate() * large as f64);
+    let instant = instant.core_rate() * large as f64;
+    let per_group = mean(&Sample::records_per_group);
+    let sync = mean(&|sample| sample.flush_us.value_at_quantile(0.5) as f64 * 1000.0);
+    let rolls: u64 = samples.iter().map(|sample| sample.rolls).sum();
+    let unprepared: u64 = samples.iter().map(|sample| sample.rolls_unprepared).sum();
     run.figure("wal.drive.bytes_per_s", drive, "B/s", Better::Neither);
     run.figure("wal.drive.best_block", block as f64, "B", Better::Neither);
     run.figure("wal.large.bytes_per_s", wal, "B/s", Better::Higher);
     run.figure("wal.large.drive_ratio", wal / drive, "ratio", Better::Higher);
+    run.figure("wal.large.core_rate", core_rate, "B/s", Better::Higher);
+    run.figure("wal.large.instant.core_rate", instant, "B/s", Better::Higher);
+    run.figure("wal.large.records_per_group", per_group, "count", Better::Neither);
+    run.figure("wal.large.sync.p50", sync, "ns", Better::Lower);
+    run.figure("wal.large.unprepared", unprepared as f64 / rolls.max(1) as f64, "ratio", Better::Lower);
     let rows = BLOCKS.iter().zip(best).map(|(block, rate)| (format!("drive, {} KiB writes", block >> 10), rate));
-    let rows = rows.chain([(format!("WAL, {LARGE_CALLERS} callers of {large} B payloads"), wal)]);
+    let rows = rows.chain([
+        (format!("WAL, {LARGE_CALLERS} callers of {large} B payloads"), wal),
+        ("the same, per busy core-second".into(), core_rate),
+        ("the same on the instant disk".into(), instant),
+    ]);
     run.tables.push(Table {
         title: "Durable bytes".into(),
         head: ["", "MB/s", "of the drive"].map(String::from).to_vec(),
@@ -360,6 +385,11 @@ async fn bandwidth(
             .map(|(name, rate)| vec![name, format!("{:.0}", rate / 1e6), format!("{:.2}", rate / drive)])
             .collect(),
     });
+    run.notes.push(format!(
+        "The WAL of large records: {per_group:.1} records a group, sync p50 {:.0} µs, {rolls} segments begun, \
+         {unprepared} of them unprepared.",
+        sync / 1000.0
+    ));
     run.notes.push(format!(
         "The drive's bandwidth is one durable write (RWF_DSYNC) after the other over {} MiB of blocks that were written \
          before, at its best block size; it and the WAL took {ROUNDS} turns. The ratio counts payload bytes only, and \

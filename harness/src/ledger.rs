@@ -23,6 +23,8 @@ pub enum Outcome {
 struct Produce {
     outcome: Outcome,
     round: u32,
+    /// When it was answered, or first seen.
+    at: Instant,
     copies: Vec<Copy>,
 }
 
@@ -48,6 +50,8 @@ struct Kill {
 pub struct Ledger {
     produces: BTreeMap<u64, Produce>,
     kills: Vec<Kill>,
+    /// Spans in which a cluster was broken in some other way, their aftermath included.
+    disturbances: Vec<(Instant, Instant)>,
     longest_unwritten: Duration,
     released: BTreeMap<(u32, u64), Instant>,
     acked_again: u64,
@@ -101,8 +105,15 @@ impl Ledger {
         self.produces.entry(id).and_modify(|p| p.outcome = outcome).or_insert(Produce {
             outcome,
             round,
+            at: Instant::now(),
             copies: Vec::new(),
         });
+    }
+
+    /// Nodes were paused, cut off, slowed or stopped: a commit may have been stored without its caller knowing (R4 to
+    /// R12), so that another copy may follow.
+    pub fn disturbed(&mut self, from: Instant, until: Instant) {
+        self.disturbances.push((from, until));
     }
 
     /// The broker was killed at `at`. At `asked`, not long before, its oldest unwritten ack was `unwritten` old.
@@ -138,8 +149,12 @@ impl Ledger {
         let killed_since = |since: Instant| self.kills.iter().any(|kill| kill.at >= since);
         let last_release = self.released.get(&place).copied();
         // The answer to a produce may still be on its way to us: it was sent before anything could be delivered.
-        let produce =
-            self.produces.entry(id).or_insert(Produce { outcome: Outcome::Unknown, round, copies: Vec::new() });
+        let produce = self.produces.entry(id).or_insert(Produce {
+            outcome: Outcome::Unknown,
+            round,
+            at: arrived,
+            copies: Vec::new(),
+        });
         let Some(copy) = produce.copies.iter_mut().find(|copy| copy.place == place) else {
             produce.copies.push(Copy { place, deliveries: vec![(asked, arrived)], acked: None, round });
             return;
@@ -209,8 +224,11 @@ impl Ledger {
                 verdict.acked += u64::from(copy.acked.is_some());
             }
             for copy in produce.copies.iter().skip(1) {
-                // Every round ends with a kill: a second copy needs one between the accept and its appearance.
-                if copy.round > produce.round {
+                // Every round ends with a kill: a second copy needs one between the accept and its appearance, or a
+                // disturbance.
+                let seen = copy.deliveries.first().map_or(produce.at, |(_, arrived)| *arrived);
+                let disturbed = self.disturbances.iter().any(|(from, until)| *from <= seen && produce.at <= *until);
+                if copy.round > produce.round || disturbed {
                     verdict.copies_explained += 1;
                 } else {
                     verdict.copies_unexplained += 1;
@@ -284,6 +302,19 @@ mod tests {
             ledger.produced(1, Outcome::Accepted, 0);
             ledger.delivered(&data, (0, 0), base, base, 0, VISIBILITY);
             ledger.delivered(&data, (1, 5), base, base, round, VISIBILITY);
+            assert_eq!(ledger.judge().copies_explained, explained);
+        }
+    }
+
+    #[test]
+    fn r12_a_second_copy_after_a_disturbance_is_explained() {
+        let (base, data) = (Instant::now(), payload(1, 100));
+        for (span, explained) in [((0, 5_000), 1), ((900_000, 901_000), 0)] {
+            let mut ledger = Ledger::default();
+            ledger.produced(1, Outcome::Accepted, 0);
+            ledger.disturbed(at(base, span.0), at(base, span.1));
+            ledger.delivered(&data, (0, 0), at(base, 100), at(base, 100), 0, VISIBILITY);
+            ledger.delivered(&data, (1, 5), at(base, 200), at(base, 200), 0, VISIBILITY);
             assert_eq!(ledger.judge().copies_explained, explained);
         }
     }

@@ -6,5 +6,6 @@ pub mod callgrind;
 pub mod client;
 pub mod disk;
 pub mod ledger;
+pub mod load;
 pub mod process;
 pub mod random;

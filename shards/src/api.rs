@@ -70,8 +70,10 @@ pub enum ConsumeError {
     NotOwner,
     /// `500`: the disk refused a read.
     ReadFailed(String),
-    /// `502`/`503`: no answer from the owner.
+    /// `502`: asked, and no answer came.
     Unreachable,
+    /// `503`: nobody serves the partition for the moment: its owner is dead, or it has none that this node knows of.
+    OwnerDown,
 }
 
 /// One lease to settle: the parts of a receipt handle.
@@ -146,8 +148,8 @@ pub struct NewTopic {
     pub partitions: u32,
     pub retention_ms: u64,
     pub visibility_timeout_ms: u64,
-    pub max_in_flight_per_partition: u32,
-    pub max_acked_ahead_per_partition: u32,
+    pub max_in_flight_per_partition: u64,
+    pub max_acked_ahead_per_partition: u64,
     pub owner: Option<String>,
 }
 
@@ -156,8 +158,8 @@ pub struct NewTopic {
 pub struct TopicChange {
     /// `0` keeps records for ever.
     pub retention_ms: Option<u64>,
-    pub max_in_flight_per_partition: Option<u32>,
-    pub max_acked_ahead_per_partition: Option<u32>,
+    pub max_in_flight_per_partition: Option<u64>,
+    pub max_acked_ahead_per_partition: Option<u64>,
     /// More than there are.
     pub partitions: Option<u32>,
 }
@@ -205,4 +207,6 @@ pub enum MetaReply {
     NotGone,
     /// No leader, or the metadata store refused: retriable, nothing known to have changed.
     Unavailable(String),
+    /// It was under way when whoever decides it was lost, or the store gave up: it may still be applied (K11).
+    Unknown(String),
 }

@@ -1,5 +1,5 @@
 //! Entry points for fuzzers (`fuzz/` beside this crate) and for the replay of their corpora on stable: every decoder of
-//! bytes that come from a disk. Each takes any bytes, must not panic, and checks what has to hold of the outcome.
+//! bytes that come from a disk or from another node. Each takes any bytes, must not panic, and checks what has to hold of the outcome.
 //! Most try the bytes as they are and once more with the checksums that belong to them.
 
 /// Name of a fuzz target, which is that of its corpus, and what it runs.
@@ -14,4 +14,5 @@ pub const TARGETS: &[Target] = &[
     ("log_boundary", crate::log::fuzz::boundary),
     ("log_names", crate::log::fuzz::names),
     ("queue_positions", crate::queue::fuzz::positions),
+    ("wire_frame", crate::wire::fuzz::frame),
 ];

@@ -89,6 +89,18 @@ impl Hasher for DestinationHasher {
     }
 }
 
+/// The shard, of so many on a node, that holds the shared queue of a topic's waiters there (E53).
+pub fn home_shard(incarnation: Incarnation, shards: ShardId) -> ShardId {
+    let mixed = incarnation.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    (mixed % u64::from(shards.max(1))) as ShardId
+}
+
+/// Where to ask first for a partition of another node, until a reply has named its shard (E43).
+pub fn guessed_shard(destination: Destination, shards: ShardId) -> ShardId {
+    let first = home_shard(destination.incarnation, shards);
+    ((u64::from(first) + u64::from(destination.partition)) % u64::from(shards.max(1))) as ShardId
+}
+
 /// One topic, as create made it and alter left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicMeta {
@@ -98,8 +110,8 @@ pub struct TopicMeta {
     /// `0` keeps records for ever.
     pub retention_ms: u64,
     pub visibility_timeout_ms: u64,
-    pub max_in_flight_per_partition: u32,
-    pub max_acked_ahead_per_partition: u32,
+    pub max_in_flight_per_partition: u64,
+    pub max_acked_ahead_per_partition: u64,
     pub created_at_ms: u64,
     pub owner: Option<Arc<str>>,
 }
@@ -134,8 +146,17 @@ impl Snapshot {
 
     /// The shard that holds a topic's shared queue of waiters on this node (E53).
     pub fn home(&self, incarnation: Incarnation) -> ShardId {
-        let mixed = incarnation.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        (mixed % u64::from(self.shards.max(1))) as ShardId
+        home_shard(incarnation, self.shards)
+    }
+
+    /// Other nodes that own partitions of a topic, ascending.
+    pub fn remote_owners(&self, incarnation: Incarnation) -> Vec<NodeId> {
+        let addresses = self.placement.get(&incarnation).map(|a| &a[..]).unwrap_or(&[]);
+        let others = addresses.iter().map(|a| a.node).filter(|node| *node != NodeId::LOCAL && *node != NodeId::NONE);
+        let mut nodes: Vec<NodeId> = others.collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        nodes
     }
 
     /// Partitions of a topic that one local shard serves, ascending.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::api::{ConsumeError, Delivery, MetaCommand, MetaReply, PartitionStats, ReadAt, Settle, SettleStatus};
 use crate::io::{AlignedBuf, Slice};
-use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
+use crate::meta::{Address, Destination, Incarnation, NodeId, ShardId, Snapshot};
 use crate::remote::PeerBook;
 
 /// One record on its way to a partition: the key's bytes (if any) followed by the payload's, as they lie in the
@@ -115,6 +115,16 @@ pub struct WaiterId {
     pub serial: u64,
 }
 
+/// "This node has somebody waiting for the topic" (C43): left with a node that had nothing, spent by one notification.
+/// Holds no record, so a lost one costs nothing but time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Token {
+    /// Who waits, as its peers know it.
+    pub node: NodeId,
+    /// The process that left it: a restarted node is never told for its former life.
+    pub boot_id: u64,
+}
+
 /// What a consume takes: up to `max` records, ended by the record that crosses `bytes_max` (C89, C90).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Take {
@@ -132,12 +142,25 @@ pub enum Request {
     /// records may have come (the token of C43, spent by its use). Answer: [`Reply::Deliveries`].
     Claim { incarnation: Incarnation, partition: Option<u32>, take: Take, arm: bool },
     /// Join the topic's FIFO on its home shard, or the FIFO of a pinned partition on its own shard. Answered when
-    /// served or unparked: [`Reply::Deliveries`], empty when unparked.
-    Park { waiter: WaiterId, incarnation: Incarnation, partition: Option<u32>, take: Take },
+    /// served or unparked: [`Reply::Deliveries`], empty when unparked. On another node (pinned only) it unparks by
+    /// itself after `wait`, or when the call is dropped.
+    Park { waiter: WaiterId, incarnation: Incarnation, partition: Option<u32>, take: Take, wait: Duration },
     /// The waiter has timed out or gone: answer its `Park` now. One way; an unknown waiter is ignored.
     Unpark { waiter: WaiterId, incarnation: Incarnation, partition: Option<u32> },
     /// To the home shard: the sending shard may have records of the topic. Spends the token. One way.
     Available { incarnation: Incarnation, shard: ShardId },
+    /// Reserve and read what is ready now on any shard of a node, asked by another one; goes to the topic's home. When
+    /// it has less than was asked for, `token` is kept (C43 to C46). Answer: [`Reply::Deliveries`].
+    NodeClaim { incarnation: Incarnation, take: Take, token: Option<Token> },
+    /// Keep `token`, unless records may be here now. Goes to the topic's home. Answer: [`Reply::Registered`].
+    Register { incarnation: Incarnation, token: Token },
+    /// To the home shard of a node that left a token: `node` may have records. Spends the token. One way.
+    NodeAvailable { incarnation: Incarnation, node: NodeId, boot_id: u64 },
+    /// To the home shard that told `node` of records: nobody waits there any more, tell the next one. One way.
+    Pass { incarnation: Incarnation, node: NodeId },
+    /// Pick the partition, walking past those whose owner is dead, and commit there: no WAL (E56). Answer:
+    /// [`Reply::Produced`].
+    Produce { topic: Arc<str>, partition: Option<u32>, record: Record },
     /// Ack, extend or nack leases of one topic. Answer: [`Reply::Settled`], one status each, in order.
     Settle { incarnation: Incarnation, settles: Vec<Settle> },
     /// Replay: read one record, no lease. Answer: [`Reply::ReadAt`].
@@ -165,8 +188,11 @@ pub enum Request {
     /// Shard to control thread: opened and answering. Answered once every shard of the node is. Answer:
     /// [`Reply::Done`].
     Opened,
-    /// Begin of a graceful stop: accept no connection, let requests in flight finish, at most until the time is up.
-    /// Answer: [`Reply::Done`].
+    /// Begin of a graceful stop: answer as before, each answer being the last on its connection. Answer:
+    /// [`Reply::Done`], when the requests that had begun before are answered, or the time is up.
+    BeginDrain { within: Duration },
+    /// Accept no connection any more, let requests in flight finish, at most until the time is up. Answer:
+    /// [`Reply::Done`].
     StopServing { within: Duration },
     /// First half of a graceful stop: take no produce, start no commit; settle what is under way. Answer:
     /// [`Reply::Done`].
@@ -179,6 +205,10 @@ pub enum Request {
 pub enum Reply {
     Commit(Result<Committed, CommitError>),
     Deliveries(Result<Vec<Delivery>, ConsumeError>),
+    /// Whether records may be there now; then the token was not kept.
+    Registered(Result<bool, ConsumeError>),
+    /// The partition that was picked.
+    Produced(Result<(u32, Committed), CommitError>),
     Settled(Vec<SettleStatus>),
     ReadAt(Result<ReadAt, ConsumeError>),
     Stats(Vec<PartitionStats>),
@@ -202,6 +232,8 @@ pub type LocalBoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 /// whoever can receive a lease keeps the future until it is answered.
 pub trait Carrier {
     fn call(&self, to: Address, request: Request) -> LocalBoxFuture<'static, Result<Reply, Lost>>;
-    /// One way: no reply, no error; lost only together with the receiver.
+    /// One way: no reply, no error; lost only together with the receiver, or with the connection to another node.
     fn send(&self, to: Address, request: Request);
+    /// The other nodes, from now on. A carrier that stays on its node has no use for it.
+    fn install_peers(&self, _peers: Arc<PeerBook>) {}
 }

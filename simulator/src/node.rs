@@ -20,7 +20,7 @@ use narad_shards::queue::{CommitterOptions, Consumer};
 use narad_shards::rt::sim::Rng;
 use narad_shards::rt::sync::{oneshot, Notify, Sender};
 use narad_shards::rt::{self, Queue};
-use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
+use narad_shards::shard::{NodeRoom, RetentionOptions, Shard, ShardOptions};
 use narad_shards::wal::Wal;
 
 use crate::broker::{Answer, Broker, End, Launcher, Probe};
@@ -85,6 +85,7 @@ impl Launcher for ShardLauncher {
         Box::pin(async move {
             let numbers = prepare(&disk).await.map_err(|error| format!("data directory: {error}"))?;
             let mut opening = Vec::new();
+            let disk_room = NodeRoom::default();
             for id in 0..shards {
                 let adopt = numbers.iter().copied().filter(|n| *n >= u32::from(shards));
                 let options = ShardOptions {
@@ -102,6 +103,7 @@ impl Launcher for ShardLauncher {
                     positions: CommitterOptions::default(),
                     retention: tuning.retention,
                     disk_reserve_bytes: tuning.reserve_bytes,
+                    disk_room: disk_room.clone(),
                     adopt: adopt.filter(|n| n % u32::from(shards) == u32::from(id)).collect(),
                 };
                 let snapshot = metadata.borrow().snapshot(shards);

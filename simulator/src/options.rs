@@ -33,8 +33,8 @@ pub struct WorldOptions {
     pub topics: usize,
     pub partitions: u32,
     pub visibility: Duration,
-    pub max_in_flight: u32,
-    pub max_acked_ahead: u32,
+    pub max_in_flight: u64,
+    pub max_acked_ahead: u64,
     pub producers: usize,
     pub consumers: usize,
     /// Produce requests over all producers.

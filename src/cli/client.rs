@@ -21,6 +21,8 @@ const HEADERS_MAX: usize = 256;
 const BODY_BYTES_MAX: u64 = 64 << 20;
 const USER_AGENT: &str = concat!("narad-cli/", env!("CARGO_PKG_VERSION"));
 
+pub const DEFAULT_SERVER: &str = "http://127.0.0.1:7942";
+
 /// Where the server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
@@ -29,12 +31,6 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Flag, then environment, then the default.
-    pub fn choose(flag: Option<&str>, environment: Option<&str>) -> Result<Endpoint, Failure> {
-        let environment = environment.filter(|text| !text.is_empty());
-        Endpoint::parse(flag.or(environment).unwrap_or("http://127.0.0.1:7942"))
-    }
-
     /// `http://host[:port][/]`; the scheme may be left out.
     pub fn parse(url: &str) -> Result<Endpoint, Failure> {
         let wrong = |why: &str| Failure::Usage(format!("server {url:?} {why}: write http://host:port"));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use serde_json::{json, Value};
 
 use crate::config::{self, CpuSet, Sources, Warning};
@@ -15,7 +15,7 @@ use super::serve::environment;
 use super::Failure;
 
 /// Show the machine's CPUs and the placement that flags of serve would give.
-#[derive(FromArgs, Debug, Default)]
+#[derive(ArgsInfo, FromArgs, Debug, Default)]
 #[argh(subcommand, name = "cpus")]
 pub struct Cpus {
     /// settings as a JSON file

@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use serde_json::{json, Value};
 
 use crate::config;
@@ -19,7 +19,7 @@ const COLUMNS: usize = 100;
 
 with_node_flags! {
     /// Check this machine and data directory for the node that the same flags of serve would start.
-    #[derive(FromArgs, Debug, Default)]
+    #[derive(ArgsInfo, FromArgs, Debug, Default)]
     #[argh(subcommand, name = "doctor")]
     pub struct Doctor {
         /// print JSON

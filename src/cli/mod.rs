@@ -3,11 +3,15 @@
 //! be reached.
 
 mod client;
+mod completion;
+mod context;
 mod cpus;
 mod doctor;
 pub(crate) mod fuzz;
 mod publish;
 mod render;
+mod replay;
+mod report;
 mod serve;
 mod subscribe;
 mod top;
@@ -21,21 +25,24 @@ mod tests;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 
-use client::{Client, Endpoint};
+use client::Client;
 
 /// Queue-first message broker on durable partitioned logs.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 struct Narad {
-    /// server URL (environment NARAD_ADDR; default http://127.0.0.1:7942)
+    /// server URL (environment NARAD_ADDR; default the current context's, else http://127.0.0.1:7942)
     #[argh(option, short = 's')]
     server: Option<String>,
+    /// context for this command, whatever is current
+    #[argh(option)]
+    ctx: Option<String>,
     #[argh(subcommand)]
     command: Command,
 }
 
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand)]
 enum Command {
     Serve(serve::Serve),
@@ -46,11 +53,14 @@ enum Command {
     Topic(topic::Topic),
     Pub(publish::Pub),
     Sub(subscribe::Sub),
+    Replay(replay::Replay),
+    Ctx(context::Ctx),
+    Completion(completion::Completion),
     Version(Version),
 }
 
 /// Print the version.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "version")]
 struct Version {}
 
@@ -99,17 +109,24 @@ pub fn main(args: Vec<String>) -> ExitCode {
 
 fn run(narad: Narad) -> Result<(), Failure> {
     let (mut out, mut err) = (io::stdout(), io::stderr());
-    let client =
-        || Endpoint::choose(narad.server.as_deref(), std::env::var("NARAD_ADDR").ok().as_deref()).map(Client::new);
+    let environment = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let server = narad.server.as_deref();
+    let client = || context::endpoint(server, narad.ctx.as_deref(), &environment).map(Client::new);
     match narad.command {
         Command::Serve(serve) => serve::serve(serve),
-        Command::Server(server) => serve::server(server),
+        Command::Server(server) => match server.command {
+            serve::ServerCommand::Start(command) => serve::start(command),
+            serve::ServerCommand::Report(report::Report {}) => report::run(&mut client()?, &mut out),
+        },
         Command::Doctor(command) => doctor::run(command, &mut out),
         Command::Cpus(command) => cpus::run(command, &mut out),
         Command::Top(command) => top::run(command, client()?, &mut out),
         Command::Topic(command) => topic::run(command, &mut client()?, &mut io::stdin().lock(), &mut out, &mut err),
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),
         Command::Sub(command) => subscribe::run(command, &mut client()?, &mut out, &mut err),
+        Command::Replay(command) => replay::run(command, &mut client()?, &mut out, &mut err),
+        Command::Ctx(command) => context::run(command, server, &environment, &mut out, &mut err),
+        Command::Completion(command) => completion::run(&command, &mut out),
         Command::Version(Version {}) => Ok(writeln!(out, "narad {}", env!("CARGO_PKG_VERSION"))?),
     }
 }
@@ -126,7 +143,10 @@ fn finish(result: Result<(), Failure>) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What people type and argh does not know: `--name=value`, `-s` behind the command, `topics` for `topic`.
+/// Flags of the program itself, each with a value; people write them behind the command as well.
+const FRONT: [&str; 3] = ["-s", "--server", "--ctx"];
+
+/// What people type and argh does not know: `--name=value`, [`FRONT`] behind the command, `topics` for `topic`, `--version`.
 fn normalise(args: Vec<String>) -> Vec<String> {
     let mut front = Vec::new();
     let mut rest = Vec::new();
@@ -141,13 +161,16 @@ fn normalise(args: Vec<String>) -> Vec<String> {
             Some((name, value)) if is_long_option(name) => (name.to_owned(), Some(value.to_owned())),
             _ => (arg, None),
         };
-        if name == "-s" || name == "--server" {
+        if FRONT.contains(&name.as_str()) {
             front.push(name);
             front.extend(value.or_else(|| args.next()));
             continue;
         }
-        let command = rest.is_empty() && name == "topics";
-        rest.push(if command { "topic".to_owned() } else { name });
+        rest.push(match name.as_str() {
+            "topics" if rest.is_empty() => "topic".to_owned(),
+            "--version" | "-V" if rest.is_empty() => "version".to_owned(),
+            _ => name,
+        });
         rest.extend(value);
     }
     front.extend(rest);

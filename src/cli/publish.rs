@@ -4,7 +4,7 @@ use std::io::{BufRead, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use super::whole::{Partition, Positive, Whole};
 use super::{topic, Failure};
 
 /// Send messages: the argument, a file, or each line of standard input.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "pub")]
 pub struct Pub {
     #[argh(positional)]
@@ -163,6 +163,10 @@ impl Publisher<'_> {
         let response = self.client.call(&request)?;
         if response.status != 202 {
             return Err(response.failure());
+        }
+        // The answer says nothing but the status, and others answer 202 to whatever they are sent.
+        if response.header("x-narad-shard").is_none() || !response.body.is_empty() {
+            return Err(response.unknown_shape("status 202, and not as for a message that is stored"));
         }
         self.accepted += 1;
         self.bytes += message.len() as u64;

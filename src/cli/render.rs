@@ -1,6 +1,7 @@
 //! How keys, payloads and times look in a terminal, and how names look in a URL.
 
 use std::fmt::Write as _;
+use std::io::Write;
 
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine as _;
@@ -74,6 +75,16 @@ impl Message {
             }
         }
         Ok(line)
+    }
+
+    /// One line: the payload's own bytes, or all of it.
+    pub fn print(&self, raw: bool, out: &mut dyn Write) -> Result<(), Failure> {
+        match raw {
+            true => out.write_all(&self.raw()?)?,
+            false => out.write_all(self.line()?.as_bytes())?,
+        }
+        out.write_all(b"\n")?;
+        Ok(out.flush()?)
     }
 
     /// The payload's own bytes.

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 
 use crate::config::{self, Sources};
 use crate::node;
@@ -26,6 +26,9 @@ macro_rules! with_node_flags {
             /// port of the client API; leaves the host of http.addr as it is
             #[argh(option)]
             port: Option<String>,
+            /// UDP port of the peer plane; leaves the host of cluster.addr as it is
+            #[argh(option)]
+            cluster_port: Option<String>,
             /// everything the node stores (storage.data_dir)
             #[argh(option)]
             data_dir: Option<String>,
@@ -68,6 +71,7 @@ macro_rules! with_node_flags {
                     config: std::mem::take(&mut self.config),
                     addr: std::mem::take(&mut self.addr),
                     port: std::mem::take(&mut self.port),
+                    cluster_port: std::mem::take(&mut self.cluster_port),
                     data_dir: std::mem::take(&mut self.data_dir),
                     node_id: std::mem::take(&mut self.node_id),
                     log_level: std::mem::take(&mut self.log_level),
@@ -88,7 +92,7 @@ pub(super) use with_node_flags;
 
 with_node_flags! {
     /// Run the broker.
-    #[derive(FromArgs, Debug, Default)]
+    #[derive(ArgsInfo, FromArgs, Debug, Default)]
     #[argh(subcommand, name = "serve")]
     pub struct Serve {}
 }
@@ -99,6 +103,7 @@ pub struct NodeFlags {
     pub config: Option<PathBuf>,
     pub addr: Option<String>,
     pub port: Option<String>,
+    pub cluster_port: Option<String>,
     pub data_dir: Option<String>,
     pub node_id: Option<String>,
     pub log_level: Option<String>,
@@ -112,24 +117,25 @@ pub struct NodeFlags {
     pub memory: Option<String>,
 }
 
-/// Run the broker with defaults.
-#[derive(FromArgs, Debug)]
+/// Run the broker with defaults, or report on one that runs.
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "server")]
 pub struct Server {
     #[argh(subcommand)]
-    command: ServerCommand,
+    pub command: ServerCommand,
 }
 
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand)]
-enum ServerCommand {
+pub enum ServerCommand {
     Start(Start),
+    Report(super::report::Report),
 }
 
 /// Start a broker; --dev for a laptop.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "start")]
-struct Start {
+pub struct Start {
     /// loopback only, no authentication, data in ~/.narad/data, readable logs
     #[argh(switch)]
     dev: bool,
@@ -146,12 +152,13 @@ impl NodeFlags {
         if self.addr.is_some() && self.port.is_some() {
             return Err(Failure::Usage("--addr and --port both name the port: give one of them".to_owned()));
         }
-        let port = match &self.port {
-            None => None,
-            Some(text) => Some(text.parse().map_err(|_| {
-                Failure::Usage(format!("--port {text:?} is not a port: write 1 to 65535, or 0 for any that is free"))
-            })?),
+        let number = |flag: &str, text: &Option<String>| match text {
+            None => Ok(None),
+            Some(text) => text.parse().map(Some).map_err(|_| {
+                Failure::Usage(format!("{flag} {text:?} is not a port: write 1 to 65535, or 0 for any that is free"))
+            }),
         };
+        let (port, cluster_port) = (number("--port", &self.port)?, number("--cluster-port", &self.cluster_port)?);
         let no_pin = self.no_pin.then(|| "true".to_owned());
         let flags = [
             ("http.addr", self.addr),
@@ -168,7 +175,7 @@ impl NodeFlags {
             ("runtime.memory", self.memory),
         ];
         let flags = flags.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
-        Ok(Sources { file: self.config, environment, flags, port, ..Sources::default() })
+        Ok(Sources { file: self.config, environment, flags, port, cluster_port, ..Sources::default() })
     }
 }
 
@@ -180,11 +187,10 @@ pub(super) fn environment() -> Vec<(String, String)> {
 }
 
 pub fn serve(mut serve: Serve) -> Result<(), Failure> {
-    start(serve.node_flags().sources(environment())?)
+    run(serve.node_flags().sources(environment())?)
 }
 
-pub fn server(server: Server) -> Result<(), Failure> {
-    let ServerCommand::Start(command) = server.command;
+pub fn start(command: Start) -> Result<(), Failure> {
     let flags = NodeFlags { port: command.port, data_dir: command.data_dir, ..NodeFlags::default() };
     let mut sources = flags.sources(environment())?;
     if command.dev {
@@ -196,10 +202,10 @@ pub fn server(server: Server) -> Result<(), Failure> {
             false => Some(PathBuf::from(home?).join(".narad/data")),
         };
     }
-    start(sources)
+    run(sources)
 }
 
-fn start(sources: Sources) -> Result<(), Failure> {
+fn run(sources: Sources) -> Result<(), Failure> {
     let config = config::load(&sources).map_err(|error| Failure::Request(error.to_string()))?;
     let dev = config.dev;
     telemetry::install_logging(config.log.level, config.log.format).map_err(Failure::Request)?;

@@ -3,17 +3,17 @@
 use std::io::Write;
 use std::time::Duration;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use narad_shards::io::system;
-use serde::Deserialize;
 
 use super::client::{Client, Request, Response};
 use super::render::{percent, Message};
+use super::topic::{self, Details};
 use super::whole::{Any, Partition, Positive, Whole};
-use super::{topic, Failure};
+use super::Failure;
 
 /// Receive messages until interrupted.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "sub")]
 pub struct Sub {
     #[argh(positional)]
@@ -127,12 +127,7 @@ impl Session<'_> {
     }
 
     fn print(&mut self, message: &Message) -> Result<(), Failure> {
-        match self.command.raw {
-            true => self.out.write_all(&message.raw()?)?,
-            false => self.out.write_all(message.line()?.as_bytes())?,
-        }
-        self.out.write_all(b"\n")?;
-        self.out.flush()?;
+        message.print(self.command.raw, self.out)?;
         self.received += 1;
         Ok(())
     }
@@ -189,7 +184,7 @@ impl Session<'_> {
                         *offset += 1;
                     }
                     204 => continue,
-                    410 => *offset = after_gap(&response.error_text(), *offset),
+                    410 => *offset = topic::after_gap(&response.error_text(), *offset),
                     _ => return Err(response.failure()),
                 }
                 idle = false;
@@ -205,30 +200,12 @@ impl Session<'_> {
 
     /// Where to begin in each partition.
     fn peek_cursors(&mut self) -> Result<Vec<(u64, u64)>, Failure> {
-        #[derive(Deserialize)]
-        struct Details {
-            partition_stats: Vec<Stats>,
-        }
-        #[derive(Deserialize)]
-        struct Stats {
-            index: u64,
-            high_watermark: u64,
-            #[serde(default)]
-            status: String,
-        }
         if let (Some(Whole(partition)), Some(Whole(from))) = (self.command.partition, self.command.from) {
             return Ok(vec![(partition, from)]);
         }
-        let mut target = topic::path(&self.command.topic);
-        if let Some(Whole(partition)) = self.command.partition {
-            target.push_str(&format!("?partition={partition}"));
-        }
-        let response = self.client.call(&Request::new("GET", target))?;
-        if response.status != 200 {
-            return Err(response.failure());
-        }
-        let details: Details = response.json()?;
-        if let Some(down) = details.partition_stats.iter().find(|stats| !matches!(stats.status.as_str(), "" | "ok")) {
+        let partition = self.command.partition.map(|partition| partition.0);
+        let details = Details::ask(self.client, &self.command.topic, partition)?;
+        if let Some(down) = details.partition_stats.iter().find(|stats| !stats.is_known()) {
             return Err(Failure::Request(format!(
                 "the owner of partition {} does not answer, so its end is unknown: give --partition and --from",
                 down.index
@@ -239,23 +216,5 @@ impl Session<'_> {
             .iter()
             .map(|stats| (stats.index, self.command.from.map_or(stats.high_watermark, |from| from.0)))
             .collect())
-    }
-}
-
-/// The next offset worth asking for after a `410`.
-fn after_gap(text: &str, offset: u64) -> u64 {
-    let oldest = text.rsplit_once("(oldest retained: ").and_then(|(_, rest)| rest.strip_suffix(')')?.parse().ok());
-    oldest.unwrap_or(0).max(offset + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn peek_goes_on_behind_what_is_gone() {
-        assert_eq!(after_gap("offset 3 aged out of retention (oldest retained: 40)", 3), 40);
-        assert_eq!(after_gap("record is unreadable", 3), 4);
-        assert_eq!(after_gap("aged out of retention (oldest retained: 2)", 3), 4);
     }
 }

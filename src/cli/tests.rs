@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use argh::FromArgs;
 
-use super::client::Request;
+use super::client::{Endpoint, Request};
 use super::*;
 
 /// A request as the server saw it.
@@ -64,6 +64,11 @@ fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
+/// How a broker accepts one message.
+fn stored() -> String {
+    "HTTP/1.1 202 Accepted\r\nX-Narad-Shard: 0\r\nContent-Length: 0\r\n\r\n".to_owned()
+}
+
 fn empty(status: &str) -> String {
     format!("HTTP/1.1 {status}\r\n\r\n")
 }
@@ -89,6 +94,10 @@ fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
             Command::Topic(command) => topic::run(command, &mut client, &mut input, &mut out, &mut err),
             Command::Pub(command) => publish::run(command, &mut client, &mut input, &mut err),
             Command::Sub(command) => subscribe::run(command, &mut client, &mut out, &mut err),
+            Command::Server(serve::Server { command: serve::ServerCommand::Report(_) }) => {
+                report::run(&mut client, &mut out)
+            }
+            Command::Replay(command) => replay::run(command, &mut client, &mut out, &mut err),
             Command::Top(command) => top::run(command, client, &mut out),
             other => panic!("not a client command: {other:?}"),
         }
@@ -114,6 +123,11 @@ fn failure(outcome: Outcome) -> String {
 fn arguments_are_understood_as_people_write_them() {
     let cases: &[(&[&str], &[&str])] = &[
         (&["topics", "ls"], &["topic", "ls"]),
+        (&["ctx", "add", "a", "--server", "h:1"], &["--server", "h:1", "ctx", "add", "a"]),
+        (&["topic", "ls", "--ctx=a"], &["--ctx", "a", "topic", "ls"]),
+        (&["--version"], &["version"]),
+        (&["-s", "h", "-V"], &["-s", "h", "version"]),
+        (&["pub", "t", "--version"], &["pub", "t", "--version"]),
         (&["topic", "ls", "-s", "http://a:1"], &["-s", "http://a:1", "topic", "ls"]),
         (
             &["topic", "add", "x", "--retention=12h", "--server=http://a:1"],
@@ -128,12 +142,9 @@ fn arguments_are_understood_as_people_write_them() {
 }
 
 #[test]
-fn servers_are_named_by_flag_then_environment_then_default() {
+fn servers_are_named_by_host_and_port() {
     let parse = |url| Endpoint::parse(url);
-    assert_eq!(Endpoint::choose(None, None), parse("http://127.0.0.1:7942"));
-    assert_eq!(Endpoint::choose(None, Some("")), parse("http://127.0.0.1:7942"));
-    assert_eq!(Endpoint::choose(None, Some("http://b:2/")), parse("b:2"));
-    assert_eq!(Endpoint::choose(Some("http://c:3"), Some("http://b:2")), parse("c:3"));
+    assert_eq!(parse("http://b:2/"), parse("b:2"));
     assert_eq!(parse("http://[::1]:7942"), parse("[::1]:7942"));
     for url in ["https://a", "ftp://a", "http://", "http://a/b", "http://u:p@a", "http://a:x", "http://a b"] {
         assert!(matches!(parse(url), Err(Failure::Usage(_))), "{url}");
@@ -250,24 +261,20 @@ fn topic_rm_asks_first() {
 
 #[test]
 fn pub_sends_bytes_as_they_are() {
-    let done =
-        narad(&["pub", "t", "h\u{e9}llo", "-k", "a b", "--partition", "2"], "", vec![answer("202 Accepted", "")]);
+    let done = narad(&["pub", "t", "h\u{e9}llo", "-k", "a b", "--partition", "2"], "", vec![stored()]);
     done.result.unwrap();
     assert_eq!(first_line(&done.seen[0]), "POST /v1/topics/t/produce?key=a%20b&partition=2 HTTP/1.1");
     assert_eq!(done.seen[0].body, "h\u{e9}llo".as_bytes());
     assert!(done.seen[0].head.contains("Content-Type: application/octet-stream"));
     assert_eq!(done.err, "accepted (6 bytes)\n");
-    let lines = narad(&["pub", "t"], "one\r\n\ntwo", vec![answer("202 Accepted", ""); 2]);
+    let lines = narad(&["pub", "t"], "one\r\n\ntwo", vec![stored(); 2]);
     lines.result.unwrap();
     assert_eq!(lines.seen.iter().map(|seen| seen.body.as_slice()).collect::<Vec<_>>(), [b"one", b"two"]);
     assert!(lines.err.starts_with("accepted 2 messages in ") && lines.err.ends_with(" msg/s)\n"), "{}", lines.err);
     let stopped = narad(
         &["pub", "t", "m", "--count", "3"],
         "",
-        vec![
-            answer("202 Accepted", ""),
-            answer("503 Service Unavailable", r#"{"error":"memory budget exhausted, retry"}"#),
-        ],
+        vec![stored(), answer("503 Service Unavailable", r#"{"error":"memory budget exhausted, retry"}"#)],
     );
     assert!(stopped.err.starts_with("accepted 1 messages"), "{}", stopped.err);
     assert_eq!(failure(stopped), "memory budget exhausted, retry (503)");
@@ -300,6 +307,7 @@ fn wrong_usage_is_found_before_anything_is_sent() {
         &["pub", "t", "-f", "/nonexistent/file"],
         &["sub", "t", "--from", "3"],
         &["sub", "t", "--peek", "--no-ack"],
+        &["replay", "t", "--partition", "1", "--from", "3", "--to", "2"],
         &["topic", "add", "a", "--retention", "12"],
         &["topic", "add", "a", "--visibility", "forever"],
         &["topic", "add", "a", "--visibility", "1us"],
@@ -385,6 +393,71 @@ fn sub_peek_reads_along_from_the_end_and_skips_gaps() {
 }
 
 #[test]
+fn replay_prints_a_range_and_says_what_is_gone_from_it() {
+    let details = r#"{"name":"t","partition_stats":[{"index":1,"oldest_offset":5,"high_watermark":9,"status":"ok"}]}"#;
+    let record = |offset: u64| answer("200 OK", &MESSAGE.replace("\"offset\":7", &format!("\"offset\":{offset}")));
+    let done = narad(
+        &["replay", "t", "--partition", "1", "--from", "2"],
+        "",
+        vec![
+            answer("200 OK", details),
+            answer("410 Gone", r#"{"error":"offset 5 aged out of retention (oldest retained: 6)"}"#),
+            record(6),
+            answer("410 Gone", r#"{"error":"record is unreadable"}"#),
+            record(8),
+        ],
+    );
+    done.result.unwrap();
+    let lines: Vec<&str> = done.seen.iter().map(first_line).collect();
+    assert_eq!(lines[0], "GET /v1/topics/t?partition=1 HTTP/1.1");
+    assert_eq!(lines[1], "GET /v1/topics/t/consume?offset=5&partition=1 HTTP/1.1");
+    assert_eq!(lines[4], "GET /v1/topics/t/consume?offset=8&partition=1 HTTP/1.1");
+    assert_eq!(done.out.lines().count(), 2, "{}", done.out);
+    assert!(done.out.starts_with("[p1 @6] key=k 1970-01-01T00:00:00Z {\"n\": 1}\n[p1 @8] "), "{}", done.out);
+    assert_eq!(
+        done.err,
+        "[p1 @5] left out, up to 6: offset 5 aged out of retention (oldest retained: 6)\n\
+         [p1 @7] left out, up to 8: record is unreadable\n\
+         2 message(s) replayed from p1 [5, 9)\n"
+    );
+    let part = narad(
+        &["replay", "t", "--partition", "1", "--from", "7", "--to", "8", "--raw"],
+        "",
+        vec![answer("200 OK", details), record(7)],
+    );
+    assert_eq!((part.out.as_str(), part.err.as_str()), ("{\"n\": 1}\n", "1 message(s) replayed from p1 [7, 8)\n"));
+    let nothing = narad(&["replay", "t", "--partition", "1", "--from", "70"], "", vec![answer("200 OK", details)]);
+    assert_eq!(nothing.err, "0 message(s) replayed from p1 [70, 70)\n");
+    let down = details.replacen("\"ok\"", "\"owner_unavailable\"", 1);
+    let refused = narad(&["replay", "t", "--partition", "1"], "", vec![answer("200 OK", &down)]);
+    assert_eq!(failure(refused), "the owner of partition 1 does not answer: try again");
+}
+
+#[test]
+fn server_report_adds_up_what_is_known_and_names_what_is_not() {
+    let page = r#"{"next_page_token":"","topics":[{"name":"a","partitions":2,"role":"standalone"},{"name":"gone","partitions":3,"role":"standalone"},{"name":"longer","partitions":2,"role":"standalone"}]}"#;
+    let a = r#"{"partition_stats":[{"index":0,"oldest_offset":5,"high_watermark":9,"size_bytes":4096,"owner_node":"n1","status":"ok"},{"index":1,"oldest_offset":0,"high_watermark":1,"size_bytes":4096,"owner_node":"n2","status":"ok"}]}"#;
+    let longer = r#"{"partition_stats":[{"index":0,"oldest_offset":0,"high_watermark":10,"size_bytes":1048576,"owner_node":"n1","status":"ok"},{"index":1,"oldest_offset":0,"high_watermark":99,"size_bytes":99,"owner_node":"n1","status":"owner_unavailable"}]}"#;
+    let answers = || {
+        vec![
+            answer("200 OK", page),
+            answer("200 OK", a),
+            answer("404 Not Found", r#"{"error":"topic not found"}"#),
+            answer("200 OK", longer),
+        ]
+    };
+    let done = narad(&["server", "report"], "", answers());
+    done.result.unwrap();
+    let expected = "TOPIC   PARTS  MESSAGES  SIZE    OWNERS  ROLE\n\
+                    a       2      5         8KiB    n1,n2   standalone\n\
+                    longer  2      10        1MiB    n1      standalone  [1 of 2 partitions unavailable]\n\
+                    total   4      15        1.0MiB          2 topic(s)\n\
+                    1 topic(s) partial: what is unavailable is in no number\n";
+    assert_eq!(done.out, expected);
+    assert_eq!(first_line(&done.seen[3]), "GET /v1/topics/longer HTTP/1.1");
+}
+
+#[test]
 fn lesson_n87_a_redirect_is_never_followed() {
     let redirect = "HTTP/1.1 302 Found\r\nLocation: http://evil.example/\r\nContent-Length: 0\r\n\r\n".to_owned();
     let outcome = narad(&["topic", "info", "a"], "", vec![redirect]);
@@ -434,6 +507,7 @@ fn another_server_is_told_from_a_broker_by_every_command() {
         (&["top", "--once"], "200 OK", "[1]"),
         (&["top", "--once"], "404 Not Found", "<html>no such page</html>"),
         (&["topic", "ls"], "200 OK", "{}"),
+        (&["server", "report"], "200 OK", "{}"),
         (&["topic", "ls"], "200 OK", page),
         (&["topic", "info", "t"], "200 OK", "{}"),
         (&["topic", "info", "t"], "200 OK", "\"hello\""),
@@ -443,9 +517,12 @@ fn another_server_is_told_from_a_broker_by_every_command() {
         (&["topic", "edit", "t", "--partitions", "9"], "200 OK", "[]"),
         (&["topic", "rm", "t", "-f"], "200 OK", "{}"),
         (&["pub", "t", "m"], "200 OK", "{}"),
+        (&["pub", "t", "m"], "202 Accepted", ""),
+        (&["pub", "t", "m"], "202 Accepted\r\nX-Narad-Shard: 0", "{}"),
         (&["pub", "t", "m", "--batch", "2"], "202 Accepted", "{}"),
         (&["sub", "t", "--count", "1"], "200 OK", "{}"),
         (&["sub", "t", "--peek"], "200 OK", "{}"),
+        (&["replay", "t", "--partition", "0"], "200 OK", "{}"),
     ] {
         let text = failure(narad(args, "", vec![answer(status, body)]));
         let asks = "is it one? --server or the environment variable NARAD_ADDR names another address";

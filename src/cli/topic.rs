@@ -3,7 +3,7 @@
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{json, Value};
@@ -16,14 +16,14 @@ use super::whole::{Count32, Partitions, Whole};
 use super::Failure;
 
 /// Create, list, describe, alter and delete topics.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "topic")]
 pub struct Topic {
     #[argh(subcommand)]
     command: TopicCommand,
 }
 
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand)]
 enum TopicCommand {
     Add(Add),
@@ -34,7 +34,7 @@ enum TopicCommand {
 }
 
 /// Create a topic; what is left out, or 0, is the server's default.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "add")]
 struct Add {
     #[argh(positional)]
@@ -57,7 +57,7 @@ struct Add {
 }
 
 /// List topics.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "ls")]
 struct Ls {
     /// print JSON
@@ -66,7 +66,7 @@ struct Ls {
 }
 
 /// Print everything about a topic as JSON.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "info")]
 struct Info {
     #[argh(positional)]
@@ -74,7 +74,7 @@ struct Info {
 }
 
 /// Alter a topic; what is left out stays as it is.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "edit")]
 struct Edit {
     #[argh(positional)]
@@ -97,7 +97,7 @@ struct Edit {
 }
 
 /// Delete a topic and all its data.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "rm")]
 struct Rm {
     #[argh(positional)]
@@ -135,13 +135,72 @@ pub(super) fn path(name: &str) -> String {
 
 /// What every description of a topic has.
 #[derive(Deserialize)]
-struct Described {
-    name: String,
-    partitions: u64,
+pub(super) struct Described {
+    pub name: String,
+    pub partitions: u64,
     #[serde(default)]
     retention_ms: Option<u64>,
     #[serde(default)]
-    role: String,
+    pub role: String,
+}
+
+/// A topic's partitions, as its description has them.
+#[derive(Deserialize)]
+pub(super) struct Details {
+    pub partition_stats: Vec<Stats>,
+}
+
+#[derive(Clone, Deserialize)]
+pub(super) struct Stats {
+    pub index: u64,
+    pub high_watermark: u64,
+    #[serde(default)]
+    pub oldest_offset: u64,
+    #[serde(default)]
+    pub size_bytes: u64,
+    #[serde(default)]
+    pub owner_node: String,
+    #[serde(default)]
+    status: String,
+}
+
+impl Stats {
+    /// `false`: its owner did not answer, and the numbers mean nothing.
+    pub fn is_known(&self) -> bool {
+        matches!(self.status.as_str(), "" | "ok")
+    }
+}
+
+impl Details {
+    /// Of one partition, or of all.
+    pub fn ask(client: &mut Client, topic: &str, partition: Option<u64>) -> Result<Details, Failure> {
+        let response = client.call(&Details::request(topic, partition))?;
+        match response.status {
+            200 => response.json(),
+            _ => Err(response.failure()),
+        }
+    }
+
+    /// The same; `None` when there is no such topic.
+    pub fn find(client: &mut Client, topic: &str, partition: Option<u64>) -> Result<Option<Details>, Failure> {
+        let response = client.call(&Details::request(topic, partition))?;
+        match response.status {
+            200 => response.json().map(Some),
+            404 if response.error_text() == "topic not found" => Ok(None),
+            _ => Err(response.failure()),
+        }
+    }
+
+    fn request(topic: &str, partition: Option<u64>) -> Request<'static> {
+        let partition = partition.map(|partition| format!("?partition={partition}")).unwrap_or_default();
+        Request::new("GET", path(topic) + &partition)
+    }
+}
+
+/// The next offset worth asking for after a `410` at this one.
+pub(super) fn after_gap(text: &str, offset: u64) -> u64 {
+    let oldest = text.rsplit_once("(oldest retained: ").and_then(|(_, rest)| rest.strip_suffix(')')?.parse().ok());
+    oldest.unwrap_or(0).max(offset + 1)
 }
 
 /// Prints a topic as the server sent it, once it is known to be one.
@@ -246,7 +305,8 @@ struct Page {
     topics: Vec<Box<RawValue>>,
 }
 
-fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
+/// All topics, by name, each also as the server sent it.
+pub(super) fn all(client: &mut Client) -> Result<Vec<(Described, Box<RawValue>)>, Failure> {
     let mut topics: Vec<(Described, Box<RawValue>)> = Vec::new();
     let mut token = String::new();
     loop {
@@ -264,13 +324,17 @@ fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure
             topics.push((described.map_err(|error| response.unknown_shape(&error.to_string()))?, topic));
         }
         if page.next_page_token.is_empty() {
-            break;
+            return Ok(topics);
         }
         if page.next_page_token <= token {
             return Err(response.unknown_shape("its pages of topics do not end"));
         }
         token = page.next_page_token;
     }
+}
+
+fn list(ls: &Ls, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
+    let topics = all(client)?;
     if ls.json {
         let texts: Vec<&str> = topics.iter().map(|(_, topic)| topic.get()).collect();
         return Ok(writeln!(out, "{}", indented(&format!("[{}]", texts.join(","))))?);
@@ -303,5 +367,17 @@ fn remove(rm: &Rm, client: &mut Client, input: &mut dyn BufRead, err: &mut dyn W
     match response.status {
         204 => Ok(()),
         _ => Err(response.failure()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_goes_on_behind_what_is_gone() {
+        assert_eq!(after_gap("offset 3 aged out of retention (oldest retained: 40)", 3), 40);
+        assert_eq!(after_gap("record is unreadable", 3), 4);
+        assert_eq!(after_gap("aged out of retention (oldest retained: 2)", 3), 4);
     }
 }

@@ -1,14 +1,32 @@
 //! What the parser says of a wrong command line, made into a sentence that also says what to do.
 
 /// Words that lead to a command's own `--help`.
-const COMMANDS: [&str; 15] = [
-    "serve", "server", "start", "doctor", "cpus", "top", "topic", "add", "ls", "info", "edit", "rm", "pub", "sub",
+const COMMANDS: [&str; 20] = [
+    "serve",
+    "server",
+    "start",
+    "report",
+    "doctor",
+    "cpus",
+    "top",
+    "topic",
+    "add",
+    "ls",
+    "info",
+    "edit",
+    "rm",
+    "pub",
+    "sub",
+    "replay",
+    "ctx",
+    "select",
+    "completion",
     "version",
 ];
 
 /// `text` is the parser's; `args` what was typed, the program's name left out.
 pub fn explain(text: &str, args: &[&str]) -> String {
-    let skipped = if args.first().is_some_and(|arg| *arg == "-s" || *arg == "--server") { 2 } else { 0 };
+    let skipped = 2 * args.iter().step_by(2).take_while(|arg| super::FRONT.contains(arg)).count();
     let typed = args.iter().skip(skipped).take_while(|arg| COMMANDS.contains(arg));
     let command: Vec<&str> = ["narad"].into_iter().chain(typed.copied()).collect();
     let command = command.join(" ");
@@ -55,6 +73,11 @@ mod tests {
                 "Unrecognized argument: topp",
                 &["-s", "h:1", "topp"],
                 "narad does not know what to do with \"topp\": `narad --help` lists what there is",
+            ),
+            (
+                "Unrecognized argument: x",
+                &["-s", "h:1", "--ctx", "topic", "ctx", "ls", "x"],
+                "narad ctx ls does not know what to do with \"x\": `narad ctx ls --help` lists what there is",
             ),
             (
                 "No value provided for option '--cpus'.",

@@ -5,7 +5,7 @@ use super::{format_bytes, format_duration, parse_bytes, parse_duration, Config, 
 /// The configuration file, up to but not including the checks that look at the machine.
 pub(crate) fn file(data: &[u8]) {
     if let Ok(text) = std::str::from_utf8(data) {
-        let _ = super::apply_file(&mut Config::defaults(false), text);
+        let _ = super::json::parse(text).and_then(|root| super::apply_file(&mut Config::defaults(false), root));
     }
 }
 

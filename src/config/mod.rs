@@ -3,8 +3,10 @@
 //! in the file. Settings of mechanisms that are not built yet are unknown here, so that nobody believes them.
 
 mod address;
+mod cluster;
 mod cpus;
 pub(crate) mod fuzz;
+mod json;
 mod settings;
 mod units;
 mod validate;
@@ -12,7 +14,11 @@ mod value;
 mod warning;
 
 #[cfg(test)]
+mod cluster_tests;
+#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_support;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,6 +27,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 pub use address::ListenAddress;
+pub use cluster::{Cluster, PeerEntry, Secret};
 pub use cpus::CpuSet;
 pub use units::{duration_nanos, format_bytes, format_duration, format_time, parse_bytes, parse_duration};
 
@@ -69,12 +76,6 @@ pub struct Http {
     pub max_batch_body_bytes_in_flight: u64,
     pub metrics_addr: Option<ListenAddress>,
     pub metrics_unauthenticated: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct Cluster {
-    /// `None`: the id stored in the data directory, or else the host name (E50).
-    pub node_id: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,6 +221,8 @@ pub struct Sources {
     pub flags: Vec<(&'static str, String)>,
     /// `--port`: changes the port of the address and leaves its host alone.
     pub port: Option<u16>,
+    /// `--cluster-port`: the same for the peer plane.
+    pub cluster_port: Option<u16>,
     pub dev: bool,
     /// Data directory of laptop mode, where nothing else names one.
     pub dev_data_dir: Option<PathBuf>,
@@ -249,7 +252,9 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     if let Some(path) = &sources.file {
         // Only --config names the file, so an absent one is an error as well (lesson O3.2).
         let text = read_file(path)?;
-        apply_file(&mut config, &text).map_err(|error| ConfigError(format!("config: load file: {error}")))?;
+        let wrong = |error: String| ConfigError(format!("config: load file: {error}"));
+        let root = json::parse(&text).map_err(|error| wrong(format!("{}: {error}", path.display())))?;
+        apply_file(&mut config, root).map_err(wrong)?;
     }
     apply_environment(&mut config, &sources.environment)?;
     for (key, value) in &sources.flags {
@@ -259,6 +264,9 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     }
     if let Some(port) = sources.port {
         config.http.addr.port = port;
+    }
+    if let Some(port) = sources.cluster_port {
+        config.cluster.addr.port = port;
     }
     validate::validate(&mut config).map_err(ConfigError)?;
     Ok(config)
@@ -294,8 +302,7 @@ fn apply(config: &mut Config, setting: &Setting, value: Raw<'_>, origin: &str) -
     (setting.apply)(config, value).map_err(|error| ConfigError(format!("{}: {error}{origin}", setting.key)))
 }
 
-fn apply_file(config: &mut Config, text: &str) -> Result<(), String> {
-    let root: Value = serde_json::from_str(text).map_err(|error| format!("json: {error}"))?;
+fn apply_file(config: &mut Config, root: Value) -> Result<(), String> {
     let Value::Object(sections) = root else { return Err("json: the file must hold one object".to_owned()) };
     for (section, fields) in &sections {
         if !SETTINGS.iter().any(|setting| setting.section() == section) {

@@ -2,9 +2,11 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use super::cluster::{parse_dialled, parse_ids, parse_peers};
 use super::value::Raw;
-use super::{Codec, CompressionLevel, Config, LogFormat, LogLevel};
+use super::{Codec, CompressionLevel, Config, LogFormat, LogLevel, Secret};
 
 pub(super) struct Setting {
     /// `section.name`; every message names a setting by it.
@@ -15,7 +17,7 @@ pub(super) struct Setting {
 
 impl Setting {
     pub fn section(&self) -> &'static str {
-        self.key.split_once('.').map_or(self.key, |(section, _)| section)
+        self.key.split_once('.').map_or("", |(section, _)| section)
     }
 
     /// The flag of `narad serve` that sets it, where there is one.
@@ -126,6 +128,67 @@ pub(super) const SETTINGS: &[Setting] = &[
         into!(http.metrics_unauthenticated, boolean),
     ),
     setting("cluster.node_id", "NARAD_NODE_ID", into!(cluster.node_id, some text)),
+    setting("cluster.addr", "NARAD_CLUSTER_ADDR", into!(cluster.addr, address)),
+    setting("cluster.peers", "NARAD_CLUSTER_PEERS", |config, value| {
+        config.cluster.peers = parse_peers(value)?;
+        Ok(())
+    }),
+    setting("cluster.advertise_addr", "NARAD_CLUSTER_ADVERTISE_ADDR", |config, value| {
+        let text = value.text()?;
+        config.cluster.advertise_addr = if text.is_empty() { None } else { Some(parse_dialled(&text)?) };
+        Ok(())
+    }),
+    setting("cluster.initial_members", "NARAD_CLUSTER_INITIAL_MEMBERS", |config, value| {
+        config.cluster.initial_members = parse_ids(value)?;
+        Ok(())
+    }),
+    setting(
+        "cluster.shard_port_base",
+        "NARAD_CLUSTER_SHARD_PORT_BASE",
+        into!(cluster.shard_port_base, some in 1..=65_535),
+    ),
+    setting(
+        "cluster.raft_snapshot_threshold",
+        "NARAD_CLUSTER_RAFT_SNAPSHOT_THRESHOLD",
+        into!(cluster.raft_snapshot_threshold, in 1..=u64::MAX),
+    ),
+    setting("cluster.raft_snapshot_interval", "NARAD_CLUSTER_RAFT_SNAPSHOT_INTERVAL", |config, value| {
+        let interval = value.duration()?;
+        if interval < Duration::from_millis(5) {
+            return Err(format!("{value} is less than 5ms"));
+        }
+        config.cluster.raft_snapshot_interval = interval;
+        Ok(())
+    }),
+    setting(
+        "cluster.raft_trailing_logs",
+        "NARAD_CLUSTER_RAFT_TRAILING_LOGS",
+        into!(cluster.raft_trailing_logs, in ANY),
+    ),
+    // Only the environment has it: files and process lists are read by too many.
+    setting("NARAD_CLUSTER_SECRET", "NARAD_CLUSTER_SECRET", |config, value| {
+        config.cluster.secret = Some(Secret::parse(&value.text()?)?);
+        Ok(())
+    }),
+    setting("security.cluster_tls_cert_file", "NARAD_CLUSTER_TLS_CERT_FILE", into!(cluster.tls_cert_file, some path)),
+    setting("security.cluster_tls_key_file", "NARAD_CLUSTER_TLS_KEY_FILE", into!(cluster.tls_key_file, some path)),
+    setting("security.cluster_tls_ca_file", "NARAD_CLUSTER_TLS_CA_FILE", into!(cluster.tls_ca_file, some path)),
+    setting(
+        "security.allow_plaintext_raft",
+        "NARAD_SECURITY_ALLOW_PLAINTEXT_RAFT",
+        into!(cluster.allow_plaintext_raft, boolean),
+    ),
+    setting(
+        "security.allow_insecure_cluster",
+        "NARAD_SECURITY_ALLOW_INSECURE_CLUSTER",
+        into!(cluster.allow_insecure_cluster, boolean),
+    ),
+    setting("security.allow_legacy_cluster_auth", "NARAD_SECURITY_ALLOW_LEGACY_CLUSTER_AUTH", |_, value| {
+        match value.boolean()? {
+            false => Ok(()),
+            true => Err("true is refused: every peer of this broker proves the secret by TLS exporter".to_owned()),
+        }
+    }),
     setting("storage.data_dir", "NARAD_DATA_DIR", |config, value| {
         config.storage.data_dir = PathBuf::from(value.text()?);
         Ok(())

@@ -1,34 +1,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::tests_support::{from_environment, from_file, Temporary};
 use super::*;
-
-/// A file that goes away with the test.
-struct Temporary(PathBuf);
-
-impl Temporary {
-    fn file(test: &str, text: &str) -> Temporary {
-        let path = std::env::temp_dir().join(format!("narad-config-{}-{test}.json", std::process::id()));
-        std::fs::write(&path, text).unwrap();
-        Temporary(path)
-    }
-}
-
-impl Drop for Temporary {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-fn from_file(test: &str, text: &str) -> Result<Config, String> {
-    let file = Temporary::file(test, text);
-    load(&Sources { file: Some(file.0.clone()), ..Sources::default() }).map_err(|error| error.to_string())
-}
-
-fn from_environment(pairs: &[(&str, &str)]) -> Result<Config, String> {
-    let environment = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    load(&Sources { environment, ..Sources::default() }).map_err(|error| error.to_string())
-}
 
 fn from_flags(pairs: &[(&'static str, &str)]) -> Result<Config, String> {
     let flags = pairs.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
@@ -82,8 +56,8 @@ fn t20_unknown_and_internal_keys_stop_the_start() {
         ),
         (r#"{"htp":{}}"#, "json: unknown field \"htp\""),
         (r#"{"http":{"adr":":1"}}"#, "json: unknown field \"adr\" in \"http\""),
-        (r#"{"cluster":{"peers":[]}}"#, "json: unknown field \"peers\""),
-        (r#"{"cluster":{"addr":":7943"}}"#, "json: unknown field \"addr\""),
+        (r#"{"cluster":{"secret":"x"}}"#, "json: unknown field \"secret\""),
+        (r#"{"NARAD_CLUSTER_SECRET":{}}"#, "json: unknown field \"NARAD_CLUSTER_SECRET\""),
         (r#"{"fanout":{"linger_ms":1}}"#, "json: unknown field \"fanout\""),
         (r#"{"remotes":{}}"#, "json: unknown field \"remotes\""),
         (r#"{"security":{"cluster_secret":"x"}}"#, "json: unknown field \"cluster_secret\""),
@@ -99,6 +73,23 @@ fn t20_unknown_and_internal_keys_stop_the_start() {
         assert!(error.starts_with("narad: config: config: load file: ") && error.contains(expected), "{text}: {error}");
         assert!(!error.contains('\n'), "one line: {error}");
     }
+}
+
+#[test]
+fn t20_a_key_given_twice_stops_the_start_and_names_the_file() {
+    let text = r#"{"security":{"enabled":true},"http":{"addr":":1"},"security":{"enabled":false}}"#;
+    let error = from_file("twice", text).unwrap_err();
+    let file = std::env::temp_dir().join(format!("narad-config-{}-twice.json", std::process::id()));
+    let expected = format!(
+        "narad: config: config: load file: {}: json: security is given twice: keep one of the two at line 1",
+        file.display()
+    );
+    assert!(error.starts_with(&expected), "{error}");
+    let error = from_file("twice-within", r#"{"http":{"addr":":1","addr":":2"}}"#).unwrap_err();
+    assert!(error.contains("json: http.addr is given twice"), "{error}");
+    // Letter case counts: another spelling is another key, and no setting.
+    let error = from_file("twice-case", r#"{"http":{"addr":":1","Addr":":2"}}"#).unwrap_err();
+    assert!(error.contains("json: unknown field \"Addr\" in \"http\""), "{error}");
 }
 
 #[test]
@@ -256,7 +247,8 @@ fn t20_no_number_is_refused_without_its_range() {
         for bad in ["-1", "x", "1.5", "99999999999999999999"] {
             let applied = (setting.apply)(&mut Config::defaults(false), Raw::Text(bad));
             let Err(error) = applied else { continue };
-            let ours = ["is not", "is neither", "has no unit", "is none of", "false is refused"];
+            let ours =
+                ["is not", "is neither", "has no unit", "is none of", "false is refused", "at least 16 are needed"];
             assert!(ours.iter().any(|part| error.contains(part)), "{}: {error}", setting.key);
             numbers += u32::from(error.contains("a whole number from "));
         }
@@ -273,7 +265,7 @@ fn t20_no_number_is_refused_without_its_range() {
 #[test]
 fn unknown_variables_are_ignored_with_a_warning() {
     let config = from_environment(&[
-        ("NARAD_CLUSTER_PEERS", "a@b:1"),
+        ("NARAD_FANOUT_LINGER_MS", "5"),
         ("NARAD_ADDR", "http://elsewhere:1"),
         ("PATH", "/bin"),
         ("NARAD_TOPIC_DEFAULT_PARTITIONS", "6"),
@@ -281,7 +273,7 @@ fn unknown_variables_are_ignored_with_a_warning() {
     .unwrap();
     assert_eq!(config.topic.default_partitions, 6);
     assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
-    assert!(config.warnings[0].cause.contains("NARAD_CLUSTER_PEERS"));
+    assert!(config.warnings[0].cause.contains("NARAD_FANOUT_LINGER_MS"));
 }
 
 #[test]

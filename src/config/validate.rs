@@ -16,6 +16,7 @@ pub(super) fn validate(config: &mut Config) -> Result<(), String> {
     if let Some(id) = &config.cluster.node_id {
         check_node_id(id).map_err(|error| format!("cluster.node_id: {error}"))?;
     }
+    super::cluster::validate(config)?;
     exposure(config)
 }
 

@@ -33,6 +33,14 @@ impl Raw<'_> {
         }
     }
 
+    /// A file's path, not empty.
+    pub fn path(self) -> Result<std::path::PathBuf, String> {
+        match self.text()? {
+            text if text.is_empty() => Err("must not be empty: leave it out instead".to_owned()),
+            text => Ok(text.into()),
+        }
+    }
+
     /// A whole number of that range; both bounds belong to it.
     pub fn whole<T: TryFrom<u64>>(self, range: RangeInclusive<u64>) -> Result<T, String> {
         let number = match self {

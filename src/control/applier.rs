@@ -9,7 +9,7 @@
 //! Nothing before step 3 can be seen by anybody. A disk that refuses step 3 is asked again for 30 s, then the applier
 //! stops for good (K17): an entry is never skipped.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
@@ -22,9 +22,10 @@ use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt::sync::{oneshot, Notify, Sender};
 use narad_shards::rt::{self, Queue};
 
+use super::apply::{apply, Outcome};
 use super::command::Command;
 use super::placement::Placement;
-use super::state::{apply, Outcome, State};
+use super::state::{Change, State};
 use super::store::{Batch, Storage};
 use super::watch::MetastoreWatch;
 use super::Metastore;
@@ -35,9 +36,14 @@ pub trait Install {
     fn install(&self, snapshot: Arc<Snapshot>) -> LocalBoxFuture<'static, ()>;
 }
 
-/// Metadata writes have stopped; the text says why. What was under way has an unknown outcome.
+/// Metadata writes have stopped for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stopped(pub String);
+pub struct Stopped {
+    /// Names the file, the error, and what to do.
+    pub why: String,
+    /// The entry was under way: it may be stored all the same (K11). Otherwise it was never begun.
+    pub underway: bool,
+}
 
 /// Entries that one transaction takes at most.
 const BATCH_ENTRIES_MAX: usize = 256;
@@ -56,7 +62,9 @@ pub struct Applier {
     queued: Notify,
     /// Holds durable changes only.
     snapshot: RefCell<Arc<Snapshot>>,
-    applied_index: Cell<u64>,
+    /// What is stored. The run task is ahead of it while it stores a batch.
+    state: RefCell<State>,
+    trust: Cell<bool>,
     stopped: RefCell<Option<Stopped>>,
     has_stopped: Notify,
     watch: Arc<MetastoreWatch>,
@@ -70,7 +78,8 @@ impl Applier {
             queue: RefCell::default(),
             queued: Notify::new(),
             snapshot: RefCell::new(Arc::new(placement.snapshot(&state))),
-            applied_index: Cell::new(state.applied_index()),
+            state: RefCell::new(state.clone()),
+            trust: Cell::new(false),
             stopped: RefCell::default(),
             has_stopped: Notify::new(),
             watch,
@@ -92,8 +101,9 @@ impl Applier {
         async move {
             match stopped {
                 Some(stopped) => Err(stopped),
-                None => receiver.await.ok_or_else(|| {
-                    Stopped("metadata writes stopped while this one was under way: it may still be applied".to_owned())
+                None => receiver.await.ok_or_else(|| Stopped {
+                    why: "this node can no longer store metadata, and stops".to_owned(),
+                    underway: true,
                 }),
             }
         }
@@ -105,7 +115,18 @@ impl Applier {
 
     /// Index of the last entry whose effects are stored.
     pub fn applied_index(&self) -> u64 {
-        self.applied_index.get()
+        self.state.borrow().applied_index()
+    }
+
+    /// What is stored. Not to be held across an await.
+    pub fn state(&self) -> Ref<'_, State> {
+        self.state.borrow()
+    }
+
+    /// Sets the ownership latch (K22): from the next snapshot on, which follows at once, shards see who owns what.
+    pub fn trust_ownership(&self) {
+        self.trust.set(true);
+        self.queued.notify_one();
     }
 
     pub fn stopped(&self) -> Option<Stopped> {
@@ -134,6 +155,7 @@ impl Applier {
         self.has_stopped.notify_all();
     }
 
+    /// At least one, unless ownership may be trusted from now on.
     async fn next_entries(&self) -> Vec<Entry> {
         loop {
             let woken = self.queued.notified();
@@ -142,7 +164,7 @@ impl Applier {
                 let take = queue.len().min(BATCH_ENTRIES_MAX);
                 queue.drain(..take).collect()
             };
-            if !entries.is_empty() {
+            if !entries.is_empty() || self.trust.get() {
                 return entries;
             }
             woken.await;
@@ -169,14 +191,21 @@ async fn run<S: Storage>(
             batch.changes.extend(applied.changes);
             answers.push((entry.answer, applied.outcome));
         }
-        let changed = !batch.changes.is_empty();
-        store = match commit(store, Arc::new(batch), &applier.watch).await {
-            Ok(store) => store,
-            Err(stopped) => return applier.stop(stopped),
-        };
-        applier.applied_index.set(state.applied_index());
-        applier.tell(&state);
-        if changed {
+        let mut shown = batch.changes.iter().any(Change::shows_in_snapshot);
+        if !answers.is_empty() {
+            let batch = Arc::new(batch);
+            store = match commit(store, batch.clone(), &applier.watch).await {
+                Ok(store) => store,
+                Err(stopped) => return applier.stop(stopped),
+            };
+            applier.state.borrow_mut().absorb(batch.applied_index, &batch.changes);
+            applier.tell(&state);
+        }
+        if applier.trust.take() {
+            placement.trust();
+            shown = true;
+        }
+        if shown {
             placement.follow(&state);
             let snapshot = Arc::new(placement.snapshot(&state));
             *applier.snapshot.borrow_mut() = snapshot.clone();
@@ -216,7 +245,8 @@ async fn commit<S: Storage>(mut store: S, batch: Arc<Batch>, watch: &MetastoreWa
                 error,
                 "metastore: stopped applying raft entries"
             );
-            return Err(Stopped(format!("metadata cannot be stored: {error}; free or replace the disk, then restart")));
+            let why = format!("{error}; free or replace the disk, then start the node again");
+            return Err(Stopped { why, underway: false });
         }
         rt::sleep(wait).await;
         wait = (wait * 2).min(RETRY_LONGEST);

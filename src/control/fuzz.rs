@@ -1,6 +1,6 @@
 //! What fuzzers feed: rows as a damaged or foreign metadata file may hold them.
 
-use super::store::TopicRow;
+use super::rows::TopicRow;
 use super::{check_topic_name, State};
 
 /// The row of a topic: the name up to the first zero byte, the row behind it.

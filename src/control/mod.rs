@@ -1,4 +1,4 @@
-//! The metadata of a node: which topics there are, and which shard serves which partition.
+//! The metadata of a node: which topics there are, which nodes there are, and which of them owns which partition.
 //!
 //! A change is a [`Command`] whose random and timed parts its proposer has already chosen. A [`Log`] puts commands in
 //! an order (alone: at once; a cluster: Raft), the applier computes what each does to the [`State`] with a pure
@@ -7,15 +7,19 @@
 //! node's wiring hands in how a snapshot reaches the shards.
 
 mod applier;
+mod apply;
 mod ballast;
 mod command;
 pub(crate) mod fuzz;
 mod names;
 mod placement;
+mod rows;
 mod state;
 mod store;
 mod watch;
 
+#[cfg(test)]
+mod state_tests;
 #[cfg(test)]
 mod tests;
 
@@ -29,16 +33,18 @@ use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt;
 
 pub use applier::{Applier, Install, Stopped};
-pub use command::Command;
+pub use apply::{apply, Applied, Outcome, Refusal};
+pub use command::{Command, Owners, Registration};
 pub use names::check_topic_name;
 pub use placement::Placement;
-pub use state::{apply, Applied, Change, Outcome, Refusal, State};
+pub use rows::BadCommand;
+pub use state::{Assignment, Change, Member, State};
 pub use store::{Batch, Storage, Store, FORMAT};
 pub use watch::MetastoreWatch;
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {
-    /// Resolves once the command is decided, applied here and visible on every shard. `Err`: outcome unknown.
+    /// Resolves once the command is decided, applied here and visible on every shard.
     fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>>;
     /// Resolves once everything that was decided before the call is applied here: what is read from the snapshot
     /// afterwards is the leader's word.
@@ -90,7 +96,11 @@ impl Metastore<Store> {
 
 impl<S: Storage> Metastore<S> {
     pub fn new(store: S, state: State, shards: ShardId) -> Metastore<S> {
-        let mut placement = Placement::new(shards);
+        Metastore::over(store, state, Placement::new(shards))
+    }
+
+    /// The same under another placement: [`Placement::in_cluster`].
+    pub fn over(store: S, state: State, mut placement: Placement) -> Metastore<S> {
         placement.follow(&state);
         Metastore { store, state, placement, watch: Arc::default() }
     }
@@ -138,7 +148,10 @@ impl Control {
             MetaCommand::AlterTopic { name, incarnation, change } => self.alter(name, incarnation, change).await,
             MetaCommand::ConfirmGone { name, incarnation } => self.confirm_gone(&name, incarnation).await,
         };
-        reply.unwrap_or_else(|stopped| MetaReply::Unavailable(stopped.0))
+        reply.unwrap_or_else(|stopped| match stopped.underway {
+            true => MetaReply::Unknown(stopped.why),
+            false => MetaReply::Unavailable(stopped.why),
+        })
     }
 
     async fn create(&self, topic: NewTopic) -> Result<MetaReply, Stopped> {
@@ -154,11 +167,13 @@ impl Control {
                 created_at_ms: rt::wall_clock_ms(),
                 owner: topic.owner.as_deref().map(Arc::from),
             });
-            return Ok(match self.log.propose(Command::CreateTopic(proposed)).await? {
-                Outcome::Created(topic) => MetaReply::Created(topic),
-                Outcome::Refused(Refusal::IdTaken) => continue, // draw again
-                other => reply_to(other),
-            });
+            return Ok(
+                match self.log.propose(Command::CreateTopic { topic: proposed, owners: Owners::default() }).await? {
+                    Outcome::Created(topic) => MetaReply::Created(topic),
+                    Outcome::Refused(Refusal::IdTaken) => continue, // draw again
+                    other => reply_to(other),
+                },
+            );
         }
     }
 
@@ -167,7 +182,11 @@ impl Control {
     }
 
     async fn alter(&self, name: String, incarnation: Incarnation, change: TopicChange) -> Result<MetaReply, Stopped> {
-        Ok(reply_to(self.log.propose(Command::AlterTopic { name: Arc::from(name), incarnation, change }).await?))
+        Ok(reply_to(
+            self.log
+                .propose(Command::AlterTopic { name: Arc::from(name), incarnation, change, owners: Owners::default() })
+                .await?,
+        ))
     }
 
     /// On this answer records are discarded and directories removed: it comes from what is stored, never from a
@@ -199,5 +218,6 @@ fn reply_to(outcome: Outcome) -> MetaReply {
         // The HTTP layer has checked; this is the second lock on the door (lesson N75.3).
         Outcome::Refused(Refusal::Invalid(why)) => MetaReply::Unavailable(format!("refused: {why}")),
         Outcome::Refused(Refusal::IdTaken) => MetaReply::Unavailable("the drawn topic id is in use, retry".to_owned()),
+        other => MetaReply::Unavailable(format!("the metadata answered a topic change with {other:?}")),
     }
 }

@@ -2,30 +2,38 @@
 //! the index of the last one (K14), so an entry is never applied twice and never half. The consensus log gets a file
 //! of its own (E37).
 //!
-//! Rows are JSON: a few hundred bytes, read once at start, and legible to whoever repairs a file by hand.
+//! Rows are JSON, read once at start.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use narad_shards::meta::{Incarnation, TopicMeta};
-use redb::{Database, ReadableTable, TableDefinition};
-use serde::{Deserialize, Serialize};
+use narad_shards::meta::{Incarnation, NodeId};
+use redb::{Database, Key, ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError};
 
 use super::ballast::Ballast;
 use super::command::Command;
+use super::rows::{AssignmentRow, MemberRow, TopicRow};
 use super::state::{Change, State};
 
-/// Layout of the tables and rows. A file with a greater number is left alone.
-pub const FORMAT: u64 = 1;
+/// Layout of the tables and rows. A file with a greater number is left alone; one of format 1 holds topics alone, and
+/// is of this format from its first change on.
+pub const FORMAT: u64 = 2;
 
 const FILE_NAME: &str = "state.redb";
 const TOPICS: TableDefinition<&str, &[u8]> = TableDefinition::new("topics");
+const MEMBERS: TableDefinition<&str, &[u8]> = TableDefinition::new("members");
+/// Name to the number that the member had.
+const REMOVED_MEMBERS: TableDefinition<&str, u64> = TableDefinition::new("removed_members");
+/// (topic id, partition) to owner.
+const ASSIGNMENTS: TableDefinition<(u64, u32), &[u8]> = TableDefinition::new("assignments");
 const FSM_META: TableDefinition<&str, u64> = TableDefinition::new("fsm_meta");
 const META_FORMAT: &str = "format";
 const META_APPLIED_INDEX: &str = "applied_index";
 const META_NEWEST_COMMAND_TYPE: &str = "newest_command_type";
+const META_CLUSTER_ID: &str = "cluster_id";
+const META_NEWEST_NUMBER: &str = "newest_member_number";
 
 /// redb would take 1 GiB; the whole of the metadata is in memory anyway.
 const CACHE_BYTES: usize = 8 << 20;
@@ -43,58 +51,6 @@ pub struct Batch {
 pub trait Storage: Send + 'static {
     /// `Ok` means durable. After an error the same batch may be tried again.
     fn commit(&mut self, batch: &Batch) -> Result<(), String>;
-}
-
-/// A topic's row. A field that a later build adds gets a default here; an unknown one is refused, not dropped.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct TopicRow {
-    id: String,
-    partitions: u32,
-    retention_ms: u64,
-    visibility_timeout_ms: u64,
-    max_in_flight_per_partition: u32,
-    max_acked_ahead_per_partition: u32,
-    created_at_ms: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    owner: Option<String>,
-}
-
-impl TopicRow {
-    pub fn decode(name: &str, row: &[u8]) -> Result<TopicMeta, String> {
-        serde_json::from_slice::<TopicRow>(row).map_err(|error| error.to_string())?.into_topic(name)
-    }
-
-    pub fn encode(topic: &TopicMeta) -> serde_json::Result<Vec<u8>> {
-        serde_json::to_vec(&TopicRow::of(topic))
-    }
-
-    fn of(topic: &TopicMeta) -> TopicRow {
-        TopicRow {
-            id: topic.incarnation.to_string(),
-            partitions: topic.partitions,
-            retention_ms: topic.retention_ms,
-            visibility_timeout_ms: topic.visibility_timeout_ms,
-            max_in_flight_per_partition: topic.max_in_flight_per_partition,
-            max_acked_ahead_per_partition: topic.max_acked_ahead_per_partition,
-            created_at_ms: topic.created_at_ms,
-            owner: topic.owner.as_deref().map(str::to_owned),
-        }
-    }
-
-    fn into_topic(self, name: &str) -> Result<TopicMeta, String> {
-        Ok(TopicMeta {
-            name: Arc::from(name),
-            incarnation: Incarnation::parse(&self.id).ok_or_else(|| format!("{:?} is no topic id", self.id))?,
-            partitions: self.partitions,
-            retention_ms: self.retention_ms,
-            visibility_timeout_ms: self.visibility_timeout_ms,
-            max_in_flight_per_partition: self.max_in_flight_per_partition,
-            max_acked_ahead_per_partition: self.max_acked_ahead_per_partition,
-            created_at_ms: self.created_at_ms,
-            owner: self.owner.map(Arc::from),
-        })
-    }
 }
 
 /// The open file. After an error redb refuses everything until it is opened anew, hence the `Option`.
@@ -235,16 +191,93 @@ impl Store {
         if newest > Command::NEWEST_TYPE {
             return Err(newer(format!("command type {newest}, this build applies up to {}", Command::NEWEST_TYPE)));
         }
-        let table = transaction.open_table(TOPICS).map_err(damaged)?;
-        let mut topics = Vec::new();
-        for row in table.iter().map_err(damaged)? {
-            let (name, value) = row.map_err(damaged)?;
-            let topic = TopicRow::decode(name.value(), value.value())
-                .map_err(|error| format!("the row of topic {:?} is unreadable: {error}", name.value()))?;
-            topics.push(Arc::new(topic));
-        }
-        Ok(State::restore(topics, number(META_APPLIED_INDEX)?))
+        let mut rows = Vec::new();
+        each(&transaction, TOPICS, |name, row| {
+            let topic = TopicRow::decode(name, row).map_err(|error| unreadable("topic", name, &error))?;
+            rows.push(Change::PutTopic(Arc::new(topic)));
+            Ok(())
+        })?;
+        each(&transaction, MEMBERS, |node, row| {
+            let member = MemberRow::decode(node, row).map_err(|error| unreadable("member", node, &error))?;
+            rows.push(Change::PutMember(Arc::new(member)));
+            Ok(())
+        })?;
+        each(&transaction, REMOVED_MEMBERS, |node, number| {
+            rows.push(Change::PutTombstone { node: Arc::from(node), number: NodeId(number) });
+            Ok(())
+        })?;
+        each(&transaction, ASSIGNMENTS, |(id, partition), row| {
+            let incarnation = Incarnation(id);
+            let owner = AssignmentRow::decode(row)
+                .map_err(|error| unreadable("assignment", &format!("{incarnation}/{partition}"), &error))?;
+            rows.push(Change::PutOwners { incarnation, owners: vec![(partition, owner)] });
+            Ok(())
+        })?;
+        let later = |key: &str| -> Result<u64, String> { Ok(meta.get(key).map_err(damaged)?.map_or(0, |v| v.value())) };
+        rows.push(Change::SetClusterId(later(META_CLUSTER_ID)?));
+        rows.push(Change::SetNewestNumber(later(META_NEWEST_NUMBER)?));
+        Ok(State::from_rows(rows, number(META_APPLIED_INDEX)?))
     }
+}
+
+fn unreadable(what: &str, key: &str, error: &str) -> String {
+    format!("the row of {what} {key:?} is unreadable: {error}")
+}
+
+/// Every row of a table; one that the file's format has not got yet is empty.
+fn each<K: Key + 'static, V: redb::Value + 'static>(
+    transaction: &ReadTransaction,
+    table: TableDefinition<K, V>,
+    mut row: impl FnMut(K::SelfType<'_>, V::SelfType<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    let table: ReadOnlyTable<K, V> = match transaction.open_table(table) {
+        Ok(table) => table,
+        Err(TableError::TableDoesNotExist(_)) => return Ok(()),
+        Err(error) => return Err(damaged(error)),
+    };
+    for entry in table.iter().map_err(damaged)? {
+        let (key, value) = entry.map_err(damaged)?;
+        row(key.value(), value.value())?;
+    }
+    Ok(())
+}
+
+/// Writes what consecutive entries changed, in their order.
+fn write_changes(transaction: &redb::WriteTransaction, changes: &[Change]) -> Result<(), Fault> {
+    let mut meta = transaction.open_table(FSM_META)?;
+    let mut topics = transaction.open_table(TOPICS)?;
+    let mut members = transaction.open_table(MEMBERS)?;
+    let mut removed = transaction.open_table(REMOVED_MEMBERS)?;
+    let mut assignments = transaction.open_table(ASSIGNMENTS)?;
+    for change in changes {
+        match change {
+            Change::PutTopic(topic) => {
+                let row = TopicRow::encode(topic).map_err(std::io::Error::other)?;
+                topics.insert(&*topic.name, row.as_slice())?;
+            }
+            Change::RemoveTopic(name) => drop(topics.remove(&**name)?),
+            Change::PutMember(member) => {
+                let row = MemberRow::encode(member).map_err(std::io::Error::other)?;
+                members.insert(&**member.node(), row.as_slice())?;
+            }
+            Change::RemoveMember(node) => drop(members.remove(&**node)?),
+            Change::PutTombstone { node, number } => drop(removed.insert(&**node, number.0)?),
+            Change::RemoveTombstone(node) => drop(removed.remove(&**node)?),
+            Change::PutOwners { incarnation, owners } => {
+                for (partition, owner) in owners {
+                    let row = AssignmentRow::encode(*owner).map_err(std::io::Error::other)?;
+                    assignments.insert((incarnation.0, *partition), row.as_slice())?;
+                }
+            }
+            Change::RemoveOwners(incarnation) => {
+                assignments.retain_in((incarnation.0, 0)..=(incarnation.0, u32::MAX), |_, _| false)?;
+            }
+            Change::RemoveOwner { incarnation, partition } => drop(assignments.remove((incarnation.0, *partition))?),
+            Change::SetClusterId(id) => drop(meta.insert(META_CLUSTER_ID, *id)?),
+            Change::SetNewestNumber(number) => drop(meta.insert(META_NEWEST_NUMBER, *number)?),
+        }
+    }
+    Ok(())
 }
 
 impl Store {
@@ -255,22 +288,12 @@ impl Store {
             }
             self.write(|transaction| {
                 let mut meta = transaction.open_table(FSM_META)?;
+                meta.insert(META_FORMAT, FORMAT)?;
                 meta.insert(META_APPLIED_INDEX, batch.applied_index)?;
                 let newest = meta.get(META_NEWEST_COMMAND_TYPE)?.map_or(0, |value| value.value());
                 meta.insert(META_NEWEST_COMMAND_TYPE, newest.max(batch.newest_command_type))?;
-                let mut topics = transaction.open_table(TOPICS)?;
-                for change in &batch.changes {
-                    match change {
-                        Change::PutTopic(topic) => {
-                            let row = TopicRow::encode(topic).map_err(std::io::Error::other)?;
-                            topics.insert(&*topic.name, row.as_slice())?;
-                        }
-                        Change::RemoveTopic(name) => {
-                            topics.remove(&**name)?;
-                        }
-                    }
-                }
-                Ok(())
+                drop(meta);
+                write_changes(transaction, &batch.changes)
             })
         });
         if result.is_err() {

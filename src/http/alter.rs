@@ -11,6 +11,7 @@ use narad_shards::meta::TopicMeta;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
+use super::audit::{self, Audit};
 use super::body::BodyReader;
 use super::config::{TopicDefaults, JSON_BYTES_MAX};
 use super::json::{self, Fields};
@@ -28,11 +29,37 @@ pub(crate) async fn alter<B: Broker>(
     let body = body.read_all(JSON_BYTES_MAX).await;
     let body = body.map_err(|failure| reply::body_refusal(failure, "request body too large"))?;
     let groups = json::parse::<AlterTopic<'_>>(&body)?.check(&call.ctx.topic_defaults)?;
-    let mut meta = call.ctx.broker.topic(topic).ok_or_else(ApiError::topic_not_found)?;
+    let mut audit = Audit::begin(audit::TOPIC_ALTER, topic);
+    let result = try_alter(call, topic, groups, &mut audit).await;
+    audit.finish(result)
+}
+
+async fn try_alter<B: Broker>(
+    call: &Call<'_, B>,
+    topic: &str,
+    groups: Vec<TopicChange>,
+    audit: &mut Audit<'_>,
+) -> Result<Reply, ApiError> {
+    let Some(mut meta) = call.ctx.broker.topic(topic) else {
+        audit.fields(groups.iter().flat_map(fields).collect());
+        return Err(ApiError::topic_not_found());
+    };
     for change in groups {
+        audit.fields(fields(&change));
         meta = apply(call, meta, change).await?;
     }
     Ok(topic_reply(StatusCode::OK, &meta, Some("standalone")))
+}
+
+/// What a change changes, as the body names it.
+fn fields(change: &TopicChange) -> Vec<&'static str> {
+    let all = [
+        ("retention_ms", change.retention_ms.is_some()),
+        ("max_in_flight_per_partition", change.max_in_flight_per_partition.is_some()),
+        ("max_acked_ahead_per_partition", change.max_acked_ahead_per_partition.is_some()),
+        ("partitions", change.partitions.is_some()),
+    ];
+    all.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
 }
 
 /// Applies one group. A topic that was recreated under the request is read again, once.

@@ -80,8 +80,8 @@ pub struct TopicDefaults {
     pub partitions_max: u32,
     pub retention_ms: u64,
     pub visibility_timeout_ms: u64,
-    pub max_in_flight_per_partition: u32,
-    pub max_acked_ahead_per_partition: u32,
+    pub max_in_flight_per_partition: u64,
+    pub max_acked_ahead_per_partition: u64,
 }
 
 impl Default for TopicDefaults {

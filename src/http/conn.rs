@@ -24,6 +24,11 @@ use super::{Broker, HttpContext};
 
 /// hyper refuses anything smaller; also the largest piece of a body that it hands over at once.
 const BUFFER_BYTES: usize = 64 << 10;
+/// hyper has places for so many header lines in a request. More are memory that every request has to ask for, so a
+/// connection gets them when it first needs them: what was read goes to a new hyper, which may take more.
+const LINES_USUAL: usize = 100;
+/// The limit of a header block is its bytes; so many lines are 64 KiB of the shortest, and fit into hyper's header map.
+const LINES_MAX: usize = 16 << 10;
 /// How long, and for how many bytes, a client may go on sending into a connection that was answered early. Closing
 /// at once would reset it and destroy the answer on its way.
 const LINGER: Duration = Duration::from_secs(1);
@@ -40,49 +45,61 @@ where
     B: Broker,
 {
     let state = Rc::new(Conn::new(peer, queue));
-    let service = {
-        let (ctx, state) = (ctx.clone(), state.clone());
-        service_fn(move |request: Request<Incoming>| {
+    let mut timer = LazyTimer::default();
+    let mut closes = std::pin::pin!(ctx.stop.closes());
+    let mut close_waker: Option<Waker> = None;
+    let mut told = false;
+    let mut watched = Watched::new(stream, state.clone());
+    let mut many_lines = false;
+    let (finished, mut stream) = loop {
+        let service = service_fn(|request: Request<Incoming>| {
             state.begin_request();
             let (ctx, state) = (ctx.clone(), state.clone());
             async move { Ok::<_, Infallible>(pipeline::answer(ctx, state, request).await) }
-        })
-    };
-    let mut connection = http1::Builder::new()
-        .header_read_timeout(None)
-        .half_close(false)
-        .max_header_size(ctx.settings.header_bytes_max)
-        .max_buf_size(ctx.settings.header_bytes_max.max(BUFFER_BYTES))
-        .serve_connection(Watched::new(stream, state.clone()), service);
-
-    let mut timer = LazyTimer::default();
-    let mut drained = std::pin::pin!(ctx.drain_notify().notified());
-    let mut drain_waker: Option<Waker> = None;
-    let mut draining = false;
-    let finished = poll_fn(|cx| {
-        if !draining {
-            // Registering is not free, so once per waker; `begin_shutdown` sets the flag before it wakes anybody.
-            if !drain_waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-                let _ = drained.as_mut().poll(cx);
-                drain_waker = Some(cx.waker().clone());
+        });
+        let mut http = http1::Builder::new();
+        http.header_read_timeout(None)
+            .half_close(false)
+            .max_header_size(ctx.settings.header_bytes_max)
+            .max_buf_size(ctx.settings.header_bytes_max.max(BUFFER_BYTES));
+        if many_lines {
+            http.max_headers(LINES_MAX);
+        }
+        let mut connection = http.serve_connection(watched, service);
+        let finished = poll_fn(|cx| {
+            // Registering is not free, so once per waker.
+            if !told && !close_waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                let _ = closes.as_mut().poll(cx);
+                close_waker = Some(cx.waker().clone());
             }
-            if ctx.is_draining() {
-                draining = true;
+            if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
+                return Poll::Ready(Some(result));
+            }
+            // Only now, when all that has come is read: a request that has begun is answered, and its answer says that
+            // it is the last (`pipeline`). hyper would also close on half a header block.
+            if !told && ctx.stop.is_closing() && state.is_idle() {
+                told = true;
                 Pin::new(&mut connection).graceful_shutdown();
+                if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
+                    return Poll::Ready(Some(result));
+                }
             }
-        }
-        if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
-            return Poll::Ready(Some(result));
-        }
-        match state.deadline(&ctx.settings) {
-            Some(at) if timer.reached(cx, at) => Poll::Ready(None),
-            _ => Poll::Pending,
-        }
-    })
-    .await;
+            match state.deadline(&ctx.settings) {
+                Some(at) if timer.reached(cx, at) => Poll::Ready(None),
+                _ => Poll::Pending,
+            }
+        })
+        .await;
 
-    // The handler, if one was running, is dropped here: its client has left, or was too slow.
-    let mut stream = connection.into_parts().io.stream;
+        // The handler, if one was running, is dropped here: its client has left, or was too slow.
+        let parts = connection.into_parts();
+        if many_lines || state.refused() != Some(431) || lines(&parts.read_buf) <= LINES_USUAL {
+            break (finished, parts.io.stream);
+        }
+        many_lines = true;
+        state.forget_refusal();
+        watched = Watched::rewound(parts.io.stream, parts.read_buf, state.clone());
+    };
     match (&finished, state.refused()) {
         (Some(_), Some(status)) => {
             ctx.metrics.count_refused(status);
@@ -107,6 +124,10 @@ where
         // Best effort: a lease that cannot be handed back expires.
         let _ = ctx.broker.settle(&leases.topic, leases.settles).await;
     }
+}
+
+fn lines(block: &[u8]) -> usize {
+    block.iter().filter(|byte| **byte == b'\n').count()
 }
 
 async fn write_all<S: Write + Unpin>(stream: &mut S, mut bytes: &[u8]) -> std::io::Result<()> {

@@ -44,7 +44,7 @@ pub(crate) async fn metrics<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiE
         let mut page = Exposition::new();
         telemetry::render_shards(&mut page, &shards, now_ms);
         telemetry::render_node(&mut page, &node, &shards);
-        super::metrics::render(&mut page, &http, &telemetry::storage_errors(&shards));
+        super::metrics::render(&mut page, &http, &telemetry::other_errors(&shards, &node));
         telemetry::render_process(&mut page);
         page.finish()
     });

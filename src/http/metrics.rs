@@ -231,9 +231,9 @@ impl<B: Broker> Drop for ConsumeTimer<'_, B> {
     }
 }
 
-/// Appends the HTTP families, summed over the shards. `storage_errors` go with the errors counted
-/// here: a family stands in one place.
-pub(crate) fn render(page: &mut Exposition, shards: &[Arc<HttpMetrics>], storage_errors: &[(&'static str, u64)]) {
+/// Appends the HTTP families, summed over the shards. `errors` (component, kind, count) go with the
+/// errors counted here: a family stands in one place.
+pub(crate) fn render(page: &mut Exposition, shards: &[Arc<HttpMetrics>], errors: &[(&'static str, &'static str, u64)]) {
     let label = |route: usize| Route::LABELS.get(route).copied().unwrap_or("unmatched");
     let mut requests = Vec::new();
     for route in 0..=UNMATCHED {
@@ -283,8 +283,8 @@ pub(crate) fn render(page: &mut Exposition, shards: &[Arc<HttpMetrics>], storage
     page.family("narad_errors_total", Kind::Counter, "Errors by component.");
     page.sample(&[("component", &"http"), ("kind", &"5xx")], sum(|m| &m.server_errors));
     page.sample(&[("component", &"http"), ("kind", &"panic")], sum(|m| &m.panics));
-    for (kind, count) in storage_errors {
-        page.sample(&[("component", &"storage"), ("kind", kind)], count);
+    for (component, kind, count) in errors {
+        page.sample(&[("component", component), ("kind", kind)], count);
     }
     render_consumes(page, shards);
 }

@@ -9,6 +9,7 @@
 
 mod ack;
 mod alter;
+mod audit;
 mod batch;
 mod body;
 mod broker;
@@ -29,6 +30,7 @@ mod query;
 mod reply;
 mod route;
 mod socket;
+mod stop;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -42,11 +44,10 @@ pub use limits::{ConnectionSlot, NodeLimits};
 pub use metrics::HttpMetrics;
 pub use socket::{Socket, Transport};
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use hyper::header::HeaderValue;
-use narad_shards::rt::sync::Notify;
+use stop::Stop;
 
 /// What every connection of one shard shares. One per shard and listener; handlers reach the broker through it.
 pub struct HttpContext<B> {
@@ -64,8 +65,7 @@ pub struct HttpContext<B> {
     pub(crate) consumes: metrics::ConsumeDirectory,
     /// Value of `X-Narad-Shard`.
     pub(crate) shard_header: Option<HeaderValue>,
-    draining: Cell<bool>,
-    drain: Notify,
+    stop: Stop,
 }
 
 impl<B: Broker> HttpContext<B> {
@@ -92,22 +92,18 @@ impl<B: Broker> HttpContext<B> {
             metrics,
             node_metrics,
             consumes: metrics::ConsumeDirectory::default(),
-            draining: Cell::new(false),
-            drain: Notify::new(),
+            stop: Stop::default(),
         }
     }
 
-    /// Graceful stop: idle connections close now, the others after the answer they are working on.
+    /// The node is about to stop: what the listener still answers, until it closes, is the last answer on its
+    /// connection. Resolves when the requests that had begun before are answered.
+    pub async fn drain(&self) {
+        self.stop.drain().await;
+    }
+
+    /// The listener is closed: idle connections close now, the others after the answer they are working on.
     pub fn begin_shutdown(&self) {
-        self.draining.set(true);
-        self.drain.notify_all();
-    }
-
-    pub(crate) fn is_draining(&self) -> bool {
-        self.draining.get()
-    }
-
-    pub(crate) fn drain_notify(&self) -> &Notify {
-        &self.drain
+        self.stop.close();
     }
 }

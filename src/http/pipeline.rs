@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
-use hyper::header::{HeaderMap, HeaderName, HeaderValue, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use narad_shards::rt;
@@ -67,13 +68,32 @@ fn has_client_header(headers: &HeaderMap) -> bool {
     headers.get(CLIENT).is_some_and(|value| !value.as_bytes().trim_ascii().is_empty())
 }
 
+/// A request may wait for long, and its header map goes into the next answer: a map of thousands stays no longer than
+/// it takes to read it.
+const HEADERS_KEPT_MAX: usize = 100;
+
+/// What this node looks at, each at most twice: two lines say that there is no single value.
+fn only_read(headers: &HeaderMap) -> HeaderMap {
+    let mut few = HeaderMap::new();
+    for name in [AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, CLIENT] {
+        for value in headers.get_all(&name).iter().take(2) {
+            few.append(name.clone(), value.clone());
+        }
+    }
+    few
+}
+
 /// Answers one request; the service of a connection. Dropped when the client leaves, which is recorded as 499.
 pub(crate) async fn answer<B: Broker>(
     ctx: Rc<HttpContext<B>>,
     conn: Rc<Conn>,
     request: Request<Incoming>,
 ) -> Response<ReplyBody> {
+    let _underway = ctx.stop.begin();
     let (mut head, body) = request.into_parts();
+    if head.headers.len() > HEADERS_KEPT_MAX {
+        head.headers = only_read(&head.headers);
+    }
     let found = route::find(&head.method, head.uri.path(), ctx.settings.surface);
     let route = match &found {
         Found::Route { route, .. } => Some(*route),
@@ -102,8 +122,10 @@ pub(crate) async fn answer<B: Broker>(
             (error.outcome_unknown().into_reply(), false)
         }
     };
-    if !client_left && !body.skip_rest(head.headers.contains_key(EXPECT)).await {
-        // The rest is not read, so nothing more can be: a client that is not told sends its next request in vain.
+    let all_read = client_left || body.skip_rest(head.headers.contains_key(EXPECT)).await;
+    if !all_read || ctx.stop.is_draining() {
+        // The rest is not read, so nothing more can be, or the node stops: a client that is not told sends its next
+        // request in vain.
         reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     if let Some(shard) = ctx.shard_header.as_ref().filter(|_| route.is_some_and(Route::carries_messages)) {

@@ -118,8 +118,8 @@ fn refusal(error: ProduceError) -> (ApiError, Option<usize>) {
         ProduceError::MemoryExhausted => ApiError::unavailable("memory budget exhausted, retry").not_stored(),
         ProduceError::DiskReserve => ApiError::unavailable("free disk space is under the reserve, retry").not_stored(),
         ProduceError::Draining => {
-            ApiError::unavailable("this node is shutting down and takes no new produce; send it to another node")
-                .not_stored()
+            // Right for a node that has no others, too.
+            ApiError::unavailable("this node is shutting down and takes no new produce, retry").not_stored()
         }
     };
     (error, None)

@@ -32,6 +32,8 @@ pub(crate) const HEADER_GUARD: &str = "state-changing requests must send Content
 /// On a 5xx of a produce: `not-stored` is safe to send again anywhere, `unknown` may have been stored (lesson G2).
 const OUTCOME: HeaderName = HeaderName::from_static("x-narad-outcome");
 
+const UNKNOWN: &str = "unknown";
+
 pub(crate) type Reply = Response<Bytes>;
 
 pub(crate) fn empty(status: StatusCode) -> Reply {
@@ -133,8 +135,12 @@ impl ApiError {
         self
     }
 
+    pub fn is_outcome_unknown(&self) -> bool {
+        self.outcome == Some(UNKNOWN)
+    }
+
     pub fn outcome_unknown(mut self) -> ApiError {
-        self.outcome = Some("unknown");
+        self.outcome = Some(UNKNOWN);
         self
     }
 
@@ -204,6 +210,7 @@ impl From<ConsumeError> for ApiError {
             ConsumeError::Unreachable => {
                 ApiError::new(StatusCode::BAD_GATEWAY, "the partition owner did not answer; retry").plain_text()
             }
+            ConsumeError::OwnerDown => ApiError::unavailable(OWNER_DOWN).plain_text(),
         }
     }
 }

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 
+use bytes::Bytes;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use narad_shards::api::Settle;
 use narad_shards::rt::{self, Instant, Queue};
@@ -115,6 +116,11 @@ impl Conn {
         self.refused.get()
     }
 
+    /// The request that was refused is read once more, in another way.
+    pub fn forget_refusal(&self) {
+        self.refused.set(None);
+    }
+
     /// When the connection is to be closed if nothing changes, if ever.
     pub fn deadline(&self, settings: &HttpSettings) -> Option<Instant> {
         let allowed = match self.phase.get() {
@@ -124,6 +130,11 @@ impl Conn {
             Phase::Writing => settings.write_timeout,
         };
         Some(self.since.get() + allowed)
+    }
+
+    /// Nothing has come since the last answer.
+    pub fn is_idle(&self) -> bool {
+        self.phase.get() == Phase::Idle
     }
 
     /// Something was read; the end of the stream counts too, the connection is about to close then.
@@ -158,18 +169,30 @@ impl Conn {
 /// A connection's byte stream as hyper sees it.
 pub(crate) struct Watched<S> {
     pub stream: S,
-    conn: std::rc::Rc<Conn>,
+    conn: Rc<Conn>,
+    /// Read before, and to be read again.
+    rewound: Bytes,
 }
 
 impl<S> Watched<S> {
-    pub fn new(stream: S, conn: std::rc::Rc<Conn>) -> Watched<S> {
-        Watched { stream, conn }
+    pub fn new(stream: S, conn: Rc<Conn>) -> Watched<S> {
+        Watched::rewound(stream, Bytes::new(), conn)
+    }
+
+    /// `bytes` come before what the stream has.
+    pub fn rewound(stream: S, bytes: Bytes, conn: Rc<Conn>) -> Watched<S> {
+        Watched { stream, conn, rewound: bytes }
     }
 }
 
 impl<S: Read + Unpin> Read for Watched<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, mut buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        if self.rewound.is_empty() {
+            ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        } else {
+            let bytes = self.rewound.len().min(buf.remaining());
+            buf.put_slice(&self.rewound.split_to(bytes));
+        }
         self.conn.on_read();
         Poll::Ready(Ok(()))
     }

@@ -12,6 +12,7 @@ use narad_shards::rt;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
+use super::audit::{self, Audit};
 use super::body::BodyReader;
 use super::config::{
     TopicDefaults, FANOUT_DELAY_MS_MAX, JSON_BYTES_MAX, LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX, PARTITIONS_MIN,
@@ -27,6 +28,9 @@ use crate::control::check_topic_name;
 
 /// What is said of a schema until there are any.
 pub(super) const SCHEMAS_NOT_BUILT: &str = Route::GetSchema.not_built();
+const MAYBE_APPLIED: &str =
+    "control plane temporarily unavailable: the change may still be applied, read it back before \
+     retrying";
 pub(super) const CHANGED: &str = "topic changed since it was read";
 
 pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader) -> Result<Reply, ApiError> {
@@ -35,6 +39,11 @@ pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader)
     let has_topic = |name: &str| call.ctx.broker.topic(name).is_some();
     let topic = json::parse::<CreateTopic<'_>>(&body)?.check(&call.ctx.topic_defaults, has_topic)?;
     let name = topic.name.clone();
+    let audit = Audit::begin(audit::TOPIC_CREATE, &name);
+    audit.finish(try_create(call, topic, &name).await)
+}
+
+async fn try_create<B: Broker>(call: &Call<'_, B>, topic: NewTopic, name: &str) -> Result<Reply, ApiError> {
     match call.ctx.broker.change(MetaCommand::CreateTopic(topic)).await {
         MetaReply::Created(meta) => Ok(topic_reply(StatusCode::CREATED, &meta, None)),
         MetaReply::Exists => Err(conflict(format!("topic \"{name}\" already exists"))),
@@ -107,9 +116,16 @@ pub(crate) async fn details<B: Broker>(call: &Call<'_, B>, topic: &str) -> Resul
 pub(crate) async fn delete<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Reply, ApiError> {
     // Means something for remote children only.
     call.query.flag("force")?;
+    let mut audit = Audit::begin(audit::TOPIC_DELETE, topic);
+    let result = try_delete(call, topic, &mut audit).await;
+    audit.finish(result)
+}
+
+async fn try_delete<B: Broker>(call: &Call<'_, B>, topic: &str, audit: &mut Audit<'_>) -> Result<Reply, ApiError> {
     // A topic that was recreated under the request is read again, once.
     for _ in 0..2 {
         let meta = call.ctx.broker.topic(topic).ok_or_else(ApiError::topic_not_found)?;
+        audit.of_incarnation(meta.incarnation);
         let command = MetaCommand::DeleteTopic { name: topic.to_owned(), incarnation: meta.incarnation };
         match call.ctx.broker.change(command).await {
             MetaReply::Deleted => return Ok(reply::empty(StatusCode::NO_CONTENT)),
@@ -130,6 +146,11 @@ pub(super) fn meta_refusal(operation: &'static str, reply: MetaReply) -> ApiErro
         MetaReply::Unavailable(cause) => {
             tracing::warn!(op = operation, err = %cause, "metadata change refused; nothing is known to have changed");
             ApiError::unavailable("control plane temporarily unavailable")
+        }
+        MetaReply::Unknown(cause) => {
+            tracing::warn!(op = operation, err = %cause, "the outcome of a metadata change is unknown");
+            let text = format!("{MAYBE_APPLIED}: {cause}");
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, text).outcome_unknown()
         }
         MetaReply::Changed => conflict(CHANGED),
         MetaReply::NotFound => ApiError::topic_not_found(),
@@ -157,8 +178,8 @@ fn write_topic(out: &mut Vec<u8>, meta: &Arc<TopicMeta>, role: Option<&str>) {
         ("partitions", meta.partitions.into()),
         ("retention_ms", meta.retention_ms),
         ("visibility_timeout_ms", meta.visibility_timeout_ms),
-        ("max_in_flight_per_partition", meta.max_in_flight_per_partition.into()),
-        ("max_acked_ahead_per_partition", meta.max_acked_ahead_per_partition.into()),
+        ("max_in_flight_per_partition", meta.max_in_flight_per_partition),
+        ("max_acked_ahead_per_partition", meta.max_acked_ahead_per_partition),
         ("created_at", meta.created_at_ms / 1000),
     ] {
         write_name(out, name);
@@ -314,13 +335,7 @@ pub(super) fn at_least_0(name: &str, number: Option<i64>) -> Result<Option<u64>,
     number.map(|number| u64::try_from(number).map_err(|_| refused())).transpose()
 }
 
-/// `0` is the default; absent is `None`.
-pub(super) fn cap(name: &str, number: Option<i64>, default: u32) -> Result<Option<u32>, ApiError> {
-    match at_least_0(name, number)? {
-        None => Ok(None),
-        Some(0) => Ok(Some(default)),
-        Some(number) => {
-            u32::try_from(number).map(Some).map_err(|_| ApiError::bad_request(format!("{name} is too large")))
-        }
-    }
+/// `0` is the default; absent is `None`. There is no upper bound: a cap that nothing reaches is no cap.
+pub(super) fn cap(name: &str, number: Option<i64>, default: u64) -> Result<Option<u64>, ApiError> {
+    Ok(at_least_0(name, number)?.map(|number| if number == 0 { default } else { number }))
 }

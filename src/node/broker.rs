@@ -19,6 +19,7 @@ use narad_shards::queue::Consumer;
 use narad_shards::rt;
 use narad_shards::shard::Shard;
 
+use super::balancers::Balancers;
 use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
 use crate::telemetry::{NodeMetrics, ShardReport};
@@ -34,6 +35,8 @@ pub struct NodeState {
     /// Shards that take connections.
     pub listening: AtomicU16,
     pub stopping: AtomicBool,
+    /// Who asks the API port whether the node is ready.
+    pub balancers: Balancers,
 }
 
 /// Where a shard runs and listens.
@@ -53,6 +56,9 @@ impl NodeState {
     }
 
     fn readiness(&self) -> Readiness {
+        if self.figures.metastore.stopped.load(Ordering::Relaxed) {
+            return Readiness::NotReady("metastore: node is not ready: metadata can no longer be stored".to_owned());
+        }
         if self.stopping.load(Ordering::Relaxed) {
             // The listener of metrics answers until the end: a balancer that asks there must not send more.
             return Readiness::NotReady("shutting down".to_owned());
@@ -64,16 +70,26 @@ impl NodeState {
     }
 }
 
-/// Figures of all shards that answer.
+/// How long a scrape waits for a shard: one that hangs must not take the figures of the others with it.
+const METRICS_WAIT: Duration = Duration::from_secs(2);
+
+/// Figures of all shards that answer in time.
 async fn metrics_of(state: &NodeState, carrier: &dyn Carrier) -> Vec<ShardMetrics> {
-    let asked = (0..state.shards).map(|shard| carrier.call(Address::local(shard), Request::Metrics)).collect();
-    let answered = rt::all(asked).await.into_iter();
-    answered
+    let ask = |shard| Box::pin(rt::timeout(METRICS_WAIT, carrier.call(Address::local(shard), Request::Metrics)));
+    let answered = rt::all((0..state.shards).map(ask).collect()).await;
+    let late = answered.iter().filter(|answer| answer.is_err()).count() as u64;
+    state.figures.answers_late.fetch_add(late, Ordering::Relaxed);
+    let figures: Vec<ShardMetrics> = answered
+        .into_iter()
         .filter_map(|answer| match answer {
-            Ok(Reply::Metrics(metrics)) => Some(*metrics),
+            Ok(Ok(Reply::Metrics(metrics))) => Some(*metrics),
             _ => None,
         })
-        .collect()
+        .collect();
+    if figures.len() == usize::from(state.shards) {
+        state.figures.all_answered_ms.store(rt::wall_clock_ms(), Ordering::Relaxed);
+    }
+    figures
 }
 
 /// How long a shard may take to say how it is.
@@ -169,7 +185,7 @@ impl Broker for ShardBroker {
     async fn change(&self, command: MetaCommand) -> MetaReply {
         match self.shard.carrier().call(Address::CONTROL, Request::Meta(command)).await {
             Ok(Reply::Meta(reply)) => reply,
-            Ok(_) | Err(_) => MetaReply::Unavailable("the control thread did not answer".to_owned()),
+            Ok(_) | Err(_) => MetaReply::Unknown("the control thread did not answer".to_owned()),
         }
     }
 
@@ -178,7 +194,9 @@ impl Broker for ShardBroker {
     }
 
     fn readiness(&self) -> Readiness {
-        self.state.readiness()
+        let readiness = self.state.readiness();
+        self.state.balancers.note(matches!(readiness, Readiness::Ready(_)), rt::now());
+        readiness
     }
 
     async fn metrics(&self) -> Vec<ShardMetrics> {
@@ -264,5 +282,54 @@ impl Broker for ProbeBroker {
 
     async fn node_metrics(&self) -> NodeMetrics {
         figures::gather(&self.state).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use narad_shards::peer::{LocalBoxFuture, Lost};
+    use narad_shards::rt::sim;
+
+    use super::*;
+
+    /// Shard 1 hangs until it is let go.
+    struct Hanging(Rc<std::cell::Cell<bool>>);
+
+    impl Carrier for Hanging {
+        fn call(&self, to: Address, _request: Request) -> LocalBoxFuture<'static, Result<Reply, Lost>> {
+            let hangs = to == Address::local(1) && self.0.get();
+            Box::pin(async move {
+                if hangs {
+                    std::future::pending::<()>().await;
+                }
+                Ok(Reply::Metrics(Box::default()))
+            })
+        }
+
+        fn send(&self, _to: Address, _request: Request) {}
+    }
+
+    #[test]
+    fn a_shard_that_hangs_does_not_take_the_figures_of_the_others_with_it() {
+        sim::run(1, async {
+            let state = NodeState { shards: 3, ..NodeState::default() };
+            let hangs = Rc::new(std::cell::Cell::new(false));
+            let carrier = Hanging(hangs.clone());
+            let look = || {
+                let figures = &state.figures;
+                (figures.all_answered_ms.load(Ordering::Relaxed), figures.answers_late.load(Ordering::Relaxed))
+            };
+            assert_eq!(metrics_of(&state, &carrier).await.len(), 3);
+            let (whole, late) = look();
+            assert!(whole > 0 && late == 0, "{whole} {late}");
+            hangs.set(true);
+            let before = rt::now();
+            assert_eq!(metrics_of(&state, &carrier).await.len(), 2);
+            assert_eq!(rt::now() - before, METRICS_WAIT);
+            assert_eq!(look(), (whole, 1), "an alert on the age of the last whole scrape fires");
+            hangs.set(false);
+            assert_eq!(metrics_of(&state, &carrier).await.len(), 3);
+            assert!(look().0 > whole && look().1 == 1, "{:?}", look());
+        });
     }
 }

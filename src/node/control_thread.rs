@@ -1,10 +1,10 @@
-//! The control thread: metadata, the metrics listener, and the order of a stop. It carries no message data.
+//! The control thread: metadata, the metrics listener, and the stop of the node. It carries no message data.
 
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use narad_shards::meta::{Address, Snapshot};
 use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
@@ -14,8 +14,10 @@ use narad_shards::rt::{self, Queue};
 use narad_shards::spsc::{Endpoint, Handler};
 
 use super::broker::ProbeBroker;
+use super::notify;
 use super::run::Common;
 use super::serving::Serving;
+use super::stopping;
 use crate::control::{Control, Install, Metastore, Store};
 use crate::http::{HttpContext, Surface};
 
@@ -117,19 +119,15 @@ async fn main(common: Arc<Common>, plan: ControlPlan, endpoint: Endpoint, handle
             None => std::future::pending().await,
         }
     };
-    match rt::first_of(stop_signal, stopped).await {
-        Ok(_) => {}
-        Err(stopped) => return Err(format!("metadata can no longer be stored: {}", stopped.0)),
+    let cause = rt::first_of(stop_signal, stopped).await.err();
+    if cause.is_some() {
+        rt::blocking(|| notify::tell(notify::STOPPING)).await;
     }
-    common.state.stopping.store(true, Ordering::Relaxed);
-    let within = common.config.http.shutdown_grace;
-    ask_all(&links, shards, || Request::StopServing { within }).await;
-    ask_all(&links, shards, || Request::Quiesce).await;
-    ask_all(&links, shards, || Request::Shutdown).await;
+    let result = stopping::stop(&common.state, common.config.http.shutdown_grace, &links, cause).await;
     if let Some(probes) = probes {
-        probes.stop(std::time::Duration::from_millis(100)).await;
+        probes.stop(Duration::from_millis(100)).await;
     }
-    Ok(())
+    result
 }
 
 fn start_probes(
@@ -149,10 +147,4 @@ fn start_probes(
     );
     let listener = handle.listen(address).map_err(|error| error.to_string())?;
     Ok(Some(Serving::start(vec![listener], Rc::new(context))))
-}
-
-/// Asks every shard and waits for all of them.
-async fn ask_all(carrier: &Rc<dyn Carrier>, shards: u16, request: impl Fn() -> Request) {
-    let asked: Vec<_> = (0..shards).map(|shard| carrier.call(Address::local(shard), request())).collect();
-    drop(rt::all(asked).await); // a shard that has gone has nothing left to finish
 }

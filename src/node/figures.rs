@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use narad_shards::io::system;
 use narad_shards::rt;
@@ -24,12 +24,18 @@ pub struct NodeFigures {
     pub metastore: Arc<MetastoreWatch>,
     /// From the start of the process to the first accepted connection, ms; 0 until then.
     pub boot_ms: AtomicU64,
+    /// Wall clock of the last scrape that all shards answered, ms since the epoch; of the start before the first.
+    pub all_answered_ms: AtomicU64,
+    /// Shards that a scrape did not wait for any longer.
+    pub answers_late: AtomicU64,
     size: Mutex<Option<(Instant, u64)>>,
 }
 
 impl NodeFigures {
     pub fn new(data_root: PathBuf, metastore: Arc<MetastoreWatch>) -> NodeFigures {
-        NodeFigures { data_root, metastore, ..NodeFigures::default() }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let all_answered_ms = AtomicU64::new(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        NodeFigures { data_root, metastore, all_answered_ms, ..NodeFigures::default() }
     }
 
     /// `None` while somebody else is walking for the first time.
@@ -58,6 +64,9 @@ impl NodeFigures {
             metastore_stalled: watch.stalled.load(Relaxed),
             metastore_stopped: watch.stopped.load(Relaxed),
             boot_seconds: (boot_ms > 0).then(|| boot_ms as f64 / 1000.0),
+            allocator_bytes: system::allocator_bytes(),
+            all_answered_ms: self.all_answered_ms.load(Relaxed),
+            answers_late: self.answers_late.load(Relaxed),
         }
     }
 }

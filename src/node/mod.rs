@@ -2,6 +2,7 @@
 //! CPUs are read before any thread is pinned, the machine is checked before the first executor, the lock is taken before
 //! anything is read, ids are written last, and what was made is taken back. [`run`] starts threads on what it returns.
 
+mod balancers;
 mod broker;
 mod cgroup;
 mod control_thread;
@@ -13,11 +14,13 @@ pub(crate) mod fuzz;
 mod lock;
 mod machine;
 mod notify;
+mod peer_plane;
 mod placement;
 mod ports;
 mod run;
 mod serving;
 mod shard_thread;
+mod stopping;
 mod topology;
 mod traces;
 
@@ -42,6 +45,7 @@ pub use doctor::{examine, Check, Report, Status};
 pub use filesystem::FileSystem;
 pub use lock::{DataLock, Patience};
 pub use machine::ProcessLimits;
+pub use peer_plane::PeerPlane;
 pub use placement::{plan_cpus, CpuPlan, MemoryPlan, SHARD_MEMORY_BYTES_MIN};
 pub use run::run;
 pub use topology::{remarks, Topology};
@@ -98,6 +102,8 @@ pub struct Prepared {
     pub metrics_addr: Option<SocketAddr>,
     /// One a shard, or none at all (`runtime.shard_ports`).
     pub shard_addrs: Vec<SocketAddr>,
+    /// `None`: a node without peers.
+    pub peer_plane: Option<PeerPlane>,
     pub ingress: IngressDirectories,
     pub metastore: Metastore<Store>,
     /// What every shard starts with.
@@ -180,6 +186,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
 
     let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let plan = data_dir::plan_identity(&data, config.cluster.node_id.as_deref(), host_name.trim())?;
+    let peer_plane = peer_plane::plan_peer_plane(&config, plan.node_id(), shards)?;
     data.create_inside()?;
     let metastore = Metastore::open(&data.metastore(), shards)
         .map_err(|error| Refusal::new(error, "the file was left as it is"))?;
@@ -201,6 +208,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
         http_addr,
         metrics_addr,
         shard_addrs,
+        peer_plane,
         ingress,
         metastore,
         snapshot,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use narad_shards::rt::ring::Options;
+use narad_shards::shard::NodeRoom;
 use narad_shards::spsc;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -38,6 +39,7 @@ pub struct Common {
     /// Limit of open files.
     pub descriptors: u64,
     pub started: Instant,
+    pub disk_room: NodeRoom,
 }
 
 impl Common {
@@ -70,8 +72,8 @@ impl Common {
             partitions_max: topic.max_partitions,
             retention_ms: topic.default_retention_age_ms,
             visibility_timeout_ms: topic.default_visibility_timeout_ms,
-            max_in_flight_per_partition: topic.default_max_in_flight_per_partition,
-            max_acked_ahead_per_partition: topic.default_max_acked_ahead_per_partition,
+            max_in_flight_per_partition: topic.default_max_in_flight_per_partition.into(),
+            max_acked_ahead_per_partition: topic.default_max_acked_ahead_per_partition.into(),
         }
     }
 }
@@ -131,6 +133,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         data_root: data.root.clone(),
         direct: file_system.direct,
         descriptors: prepared.limits.descriptors,
+        disk_room: NodeRoom::default(),
         started,
         config,
     });

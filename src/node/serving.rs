@@ -33,6 +33,12 @@ impl<B: Broker> Serving<B> {
         serving
     }
 
+    /// Goes on accepting, and answers each connection once. Resolves when the requests that had begun before are
+    /// answered, after `within` at the latest.
+    pub async fn drain(&self, within: Duration) {
+        let _ = rt::timeout(within, self.context.drain()).await; // what is left finds its end in `stop`
+    }
+
     /// Accepts nothing more and lets requests in flight finish, at most `within`.
     pub async fn stop(&self, within: Duration) {
         self.stopping.set(true);

@@ -68,8 +68,15 @@ impl Slot {
     async fn answer(&self, handle: &RingHandle, request: Request) -> Reply {
         let shard = self.shard().await;
         match request {
-            Request::StopServing { within } => {
+            Request::BeginDrain { within } => {
                 shard.queues().release_waiters();
+                let serving = self.serving.borrow().clone();
+                if let Some(serving) = serving {
+                    serving.drain(within).await;
+                }
+                Reply::Done
+            }
+            Request::StopServing { within } => {
                 let serving = self.serving.borrow_mut().take();
                 if let Some(serving) = serving {
                     serving.stop(within).await;
@@ -125,6 +132,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         },
         retention: retention(&common),
         disk_reserve_bytes: disk_reserve_bytes(common.state.shards.into()),
+        disk_room: common.disk_room.clone(),
         adopt: plan.adopt,
     };
     let shard = Shard::open(options, plan.snapshot, links.clone()).await.map_err(|error| error.to_string())?;

@@ -130,12 +130,11 @@ fn timestamp(micros: u128) -> String {
     format!("{}.{:06}Z", format_time(seconds), micros % 1_000_000)
 }
 
+/// What is logged on this thread while `emit` runs, line by line.
 #[cfg(test)]
-mod tests {
+pub(crate) fn lines(level: LogLevel, format: LogFormat, emit: impl FnOnce()) -> Vec<String> {
     use std::io;
     use std::sync::{Arc, Mutex};
-
-    use super::*;
 
     #[derive(Clone, Default)]
     struct Page(Arc<Mutex<Vec<u8>>>);
@@ -150,13 +149,16 @@ mod tests {
         }
     }
 
-    fn lines(level: LogLevel, format: LogFormat, emit: impl FnOnce()) -> Vec<String> {
-        let page = Page::default();
-        let writer = page.clone();
-        tracing::subscriber::with_default(subscriber(level, format, move || writer.clone()), emit);
-        let text = page.0.lock().expect("one thread").clone();
-        String::from_utf8(text).expect("UTF-8").lines().map(str::to_owned).collect()
-    }
+    let page = Page::default();
+    let writer = page.clone();
+    tracing::subscriber::with_default(subscriber(level, format, move || writer.clone()), emit);
+    let text = page.0.lock().expect("one thread").clone();
+    String::from_utf8(text).expect("UTF-8").lines().map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     fn emit() {
         tracing::info!(addr = ":7942", shards = 4u64, ratio = 0.5, ok = true, err = %"disk \"x\"\n", "http listening");

@@ -14,7 +14,9 @@ mod vitals;
 pub use counter::{Counter, DurationHistogram};
 pub use exposition::{Exposition, Kind};
 pub use logging::install_logging;
+#[cfg(test)]
+pub(crate) use logging::lines as logged;
 pub use node::{render_node, NodeMetrics};
 pub use process::{render_process, resident_bytes};
-pub use shards::{render_shards, storage_errors};
+pub use shards::{other_errors, render_shards};
 pub use vitals::{NodeReport, ShardReport};

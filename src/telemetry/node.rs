@@ -19,6 +19,12 @@ pub struct NodeMetrics {
     pub metastore_stopped: bool,
     /// From the start of the process to the first accepted connection. `None` until then.
     pub boot_seconds: Option<f64>,
+    /// What the allocator holds of the kernel's memory, in bytes.
+    pub allocator_bytes: u64,
+    /// Wall clock of the last scrape that every shard answered, ms since the epoch; the start before the first.
+    pub all_answered_ms: u64,
+    /// Shards that a scrape did not wait for any longer.
+    pub answers_late: u64,
 }
 
 pub fn render_node(page: &mut Exposition, node: &NodeMetrics, shards: &[ShardMetrics]) {
@@ -45,6 +51,14 @@ pub fn render_node(page: &mut Exposition, node: &NodeMetrics, shards: &[ShardMet
     page.sample(&[("kind", &"storage")], node.metastore_write_errors);
     if let Some(seconds) = node.boot_seconds {
         page.single("narad_boot_duration_seconds", Gauge, "Start of the process to API listening.", seconds);
+    }
+    let allocator_help = "Memory that the allocator holds, in use or kept for the next; buffers of the ring are in it.";
+    page.single("narad_runtime_allocator_bytes", Gauge, allocator_help, node.allocator_bytes);
+    // A scrape takes the figures of both loops at once.
+    let answered_help = "Last scrape that all shards answered in 2 s, Unix seconds.";
+    page.family("narad_poller_last_success_timestamp_seconds", Gauge, answered_help);
+    for figures in ["vitals", "inventory"] {
+        page.sample(&[("loop", &figures)], node.all_answered_ms as f64 / 1000.0);
     }
     render_retention(page, shards);
     render_rejections(page, shards);

@@ -35,9 +35,27 @@ pub fn render_process(page: &mut Exposition) {
     if let Ok(descriptors) = fs::read_dir("/proc/self/fd") {
         page.single("process_open_fds", Kind::Gauge, "Open file descriptors.", descriptors.count());
     }
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    for (limit, name, help) in [
+        ("Max open files", "process_max_fds", "File descriptors that the process may have open."),
+        ("Max address space", "process_virtual_memory_max_bytes", "Virtual memory that the process may have."),
+    ] {
+        if let Some(most) = soft_limit(&limits, limit) {
+            page.single(name, Kind::Gauge, help, most);
+        }
+    }
 }
 
 const RESIDENT: &str = "VmRSS:";
+
+/// The soft limit in a line of `/proc/self/limits`; `unlimited` is the largest number.
+fn soft_limit(limits: &str, name: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    match line.split_ascii_whitespace().next()? {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    }
+}
 
 /// Resident memory of this process. Read off the shards: files block.
 pub fn resident_bytes() -> Option<u64> {
@@ -63,10 +81,20 @@ mod tests {
         let mut page = Exposition::new();
         render_process(&mut page);
         let text = page.finish();
-        for name in ["process_cpu_seconds_total", "process_start_time_seconds", "process_resident_memory_bytes"] {
+        for name in [
+            "process_cpu_seconds_total",
+            "process_start_time_seconds",
+            "process_resident_memory_bytes",
+            "process_max_fds",
+        ] {
             let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).expect(name);
             let value: f64 = line.split(' ').nth(1).expect("a value").parse().expect("a number");
             assert!(value >= 0.0 && (value > 0.0 || name.contains("cpu")), "{line}");
         }
+        let limits = "Limit  Soft  Hard  Units\nMax open files            1024      65536     files     \n\
+                      Max address space         unlimited unlimited bytes     \n";
+        assert_eq!(soft_limit(limits, "Max open files"), Some(1024));
+        assert_eq!(soft_limit(limits, "Max address space"), Some(u64::MAX));
+        assert_eq!(soft_limit(limits, "Max stack"), None);
     }
 }

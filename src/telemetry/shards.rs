@@ -8,6 +8,7 @@ use narad_shards::log::{LogLatencies, LogMetrics};
 use narad_shards::metrics::{Histogram, PartitionMetrics, ShardMetrics};
 
 use super::exposition::{Exposition, Kind};
+use super::NodeMetrics;
 
 /// Appends all families of the data plane. `now_ms` is the wall clock, ms since the epoch.
 pub fn render_shards(page: &mut Exposition, shards: &[ShardMetrics], now_ms: u64) {
@@ -107,8 +108,12 @@ fn render_partitions(page: &mut Exposition, partitions: &Partitions<'_>, now_ms:
 
 fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
     type Recorded = fn(&LogLatencies) -> &Histogram;
-    let families: [(&'static str, &'static str, Recorded); 2] = [
+    let families: [(&'static str, &'static str, Recorded); 3] = [
         ("narad_storage_fsync_duration_seconds", "Durable write of one commit: flush and sync in one.", |l| {
+            &l.durable_write_us
+        }),
+        // One operation, under the names of both its halves: a dashboard that knows either finds it.
+        ("narad_storage_flush_duration_seconds", "The same write: it is not done before it is durable.", |l| {
             &l.durable_write_us
         }),
         ("narad_storage_read_back_duration_seconds", "Reading a commit back and checking it.", |l| &l.read_back_us),
@@ -171,12 +176,13 @@ fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
     }
 }
 
-/// Kinds of `narad_errors_total{component="storage"}`.
-pub fn storage_errors(shards: &[ShardMetrics]) -> [(&'static str, u64); 2] {
+/// Component, kind and count of errors that the HTTP layer does not count itself.
+pub fn other_errors(shards: &[ShardMetrics], node: &NodeMetrics) -> [(&'static str, &'static str, u64); 3] {
     let logs = || shards.iter().flat_map(|shard| shard.partitions.values()).map(|partition| &partition.log);
     [
-        ("fsync_poisoned", logs().map(|log| log.poisonings).sum()),
-        ("retention_unlink", logs().map(|log| log.retention_unlinks_failed).sum()),
+        ("storage", "fsync_poisoned", logs().map(|log| log.poisonings).sum()),
+        ("storage", "retention_unlink", logs().map(|log| log.retention_unlinks_failed).sum()),
+        ("metrics", "shard_timeout", node.answers_late),
     ]
 }
 
@@ -395,6 +401,7 @@ mod tests {
             "narad_storage_flush_bytes_total{topic=\"orders\",partition=\"4\"} 15",
             "narad_storage_fsync_duration_seconds_count{topic=\"orders\",partition=\"4\"} 2",
             "narad_storage_fsync_duration_seconds_bucket{topic=\"orders\",partition=\"4\",le=\"0.00001\"} 2",
+            "narad_storage_flush_duration_seconds_count{topic=\"orders\",partition=\"4\"} 2",
             "narad_ingress_wal_failed 1",
             "narad_ingress_dispatch_backlog_records 7",
             "narad_ingress_group_records_bucket{shard=\"0\",le=\"4\"} 2",

@@ -1,12 +1,13 @@
 //! Starts, stops and restarts: ports, locks, signals, and a changing number of shards.
 
 use std::collections::BTreeSet;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
+use narad_harness::client::Response;
 use narad_harness::process::Broker;
 
-use crate::support::{binary, eventually, refused, Node, Scratch, Wire, PATIENCE};
+use crate::support::{binary, error_of, eventually, refused, Node, Scratch, Wire, PATIENCE};
 
 #[test]
 fn a_taken_port_is_refused_by_name_and_leaves_the_data_alone() {
@@ -167,7 +168,11 @@ fn health_says_that_it_is_shutting_down_while_requests_finish() {
         .unwrap();
     std::thread::sleep(Duration::from_millis(100));
     node.broker.signal(15).unwrap();
-    std::thread::sleep(Duration::from_millis(100));
+    let address = node.broker.address;
+    eventually("the stop is under way", || node.broker.log_text().contains("stopping: requests in flight"));
+    eventually("the API port says so", || {
+        (ask(address, "/healthz").status, ask(address, "/readyz").status) == (503, 503)
+    });
     slow.send("f!").unwrap();
     // In flight when the signal came: finished, and said to be the last on this connection.
     let answer = slow.read().unwrap();
@@ -176,6 +181,50 @@ fn health_says_that_it_is_shutting_down_while_requests_finish() {
     assert_eq!(node.broker.wait_exit(PATIENCE).unwrap().code(), Some(0));
     node.restart(&[]);
     assert_eq!(drain(&node, "t"), BTreeSet::from(["\"half!\"".to_owned()]));
+}
+
+fn ask(address: SocketAddr, target: &str) -> Response {
+    let mut wire = Wire::open(address);
+    wire.send(format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")).unwrap();
+    wire.read().unwrap()
+}
+
+#[test]
+fn a_balancer_that_watches_sees_the_stop_before_connections_are_refused() {
+    let mut node = Node::start("life-balancer", &["--shards", "2"]);
+    let address = node.broker.address;
+    assert_eq!((ask(address, "/readyz").status, ask(address, "/readyz").status), (200, 200));
+    let mut kept = Wire::open(address);
+    kept.send("GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    assert_eq!(kept.read().unwrap().status, 200);
+    node.broker.signal(15).unwrap();
+    eventually("the stop is under way", || node.broker.log_text().contains("stopping: requests in flight"));
+    eventually("the API port says so", || ask(address, "/healthz").status == 503);
+    // Whoever kept a connection is answered on it, and told that it was the last time.
+    kept.send("GET /v1/topics HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    let answer = kept.read().unwrap();
+    assert_eq!((answer.status, answer.header("connection")), (200, Some("close")));
+    for _ in 0..3 {
+        let answer = ask(address, "/readyz");
+        assert_eq!((answer.status, answer.header("connection")), (503, Some("close")));
+        assert_eq!(error_of(&answer), "shutting down");
+    }
+    // Seen: nothing else holds the stop up.
+    let seen = Instant::now();
+    assert_eq!(node.broker.wait_exit(PATIENCE).unwrap().code(), Some(0));
+    assert!(seen.elapsed() < Duration::from_secs(5), "{:?}", seen.elapsed());
+}
+
+#[test]
+fn a_stop_that_nobody_watches_waits_for_nobody() {
+    let mut node = Node::start("life-unwatched", &["--shards", "2"]);
+    let mut idle = Wire::open(node.broker.address);
+    idle.send("GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    assert_eq!(idle.read().unwrap().status, 200);
+    let told = Instant::now();
+    node.stop();
+    assert!(told.elapsed() < Duration::from_secs(5), "{:?}", told.elapsed());
+    assert!(idle.is_closed());
 }
 
 #[test]
@@ -188,11 +237,7 @@ fn a_stop_is_no_longer_ready_and_a_second_signal_exits_at_once() {
         let mut node =
             Node::start(&format!("life-twice-{second}"), &["--shards", "1", "--config", config.to_str().unwrap()]);
         node.create("t", "");
-        let ask = |target: &str| {
-            let mut wire = Wire::open(free);
-            wire.send(format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")).unwrap();
-            wire.read().unwrap().status
-        };
+        let ask = |target: &str| ask(free, target).status;
         assert_eq!((ask("/healthz"), ask("/readyz")), (200, 200));
         let mut slow = Wire::open(node.broker.address);
         slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal")

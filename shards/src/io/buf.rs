@@ -11,6 +11,8 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::huge;
+
 /// Alignment of every allocation: satisfies O_DIRECT on all block sizes that Linux file systems use by default.
 pub const ALIGNMENT: usize = 4096;
 
@@ -69,8 +71,11 @@ impl Block {
 
     fn zeroed(bytes: usize) -> Block {
         let layout = Block::layout(bytes);
-        // SAFETY: the layout has a non-zero size.
-        let pointer = unsafe { alloc_zeroed(layout) };
+        let pointer = match huge::takes(bytes) {
+            true => huge::map(bytes),
+            // SAFETY: the layout has a non-zero size.
+            false => unsafe { alloc_zeroed(layout) },
+        };
         let Some(pointer) = NonNull::new(pointer) else { handle_alloc_error(layout) };
         Block { pointer, bytes }
     }
@@ -78,8 +83,12 @@ impl Block {
     /// # Safety
     /// Nobody may use the memory afterwards, nor free it again.
     unsafe fn free(self) {
-        // SAFETY: allocated in `zeroed` with the same layout; the caller vouches for the rest.
-        unsafe { dealloc(self.pointer.as_ptr(), Block::layout(self.bytes)) };
+        match huge::takes(self.bytes) {
+            // SAFETY: mapped in `zeroed` with the same length; the caller vouches for the rest.
+            true => unsafe { huge::unmap(self.pointer.as_ptr(), self.bytes) },
+            // SAFETY: allocated in `zeroed` with the same layout; the caller vouches for the rest.
+            false => unsafe { dealloc(self.pointer.as_ptr(), Block::layout(self.bytes)) },
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod buf;
 mod fill;
+mod huge;
 mod other;
 pub mod ring;
 pub mod sim;

@@ -31,6 +31,27 @@ pub fn allowed_cpus() -> io::Result<Vec<u32>> {
     Ok((0..words.len() as u32 * 64).filter(set).collect())
 }
 
+/// Memory that the allocator holds of the kernel's, in bytes: in use, or kept for what comes next. 0 in a process whose
+/// allocator is another one.
+pub fn allocator_bytes() -> u64 {
+    let mut figures = [0usize; 8];
+    let [elapsed, user, system, resident, resident_peak, committed, committed_peak, faults] = &mut figures;
+    // SAFETY: each pointer is to a `usize` of ours that lives through the call, and no two are the same.
+    unsafe {
+        libmimalloc_sys::mi_process_info(
+            elapsed,
+            user,
+            system,
+            resident,
+            resident_peak,
+            committed,
+            committed_peak,
+            faults,
+        );
+    }
+    *committed as u64
+}
+
 /// What `statfs` says of the file system under a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSystemFacts {

@@ -8,8 +8,8 @@ use super::held::Held;
 use super::shard_queues::ShardQueues;
 use super::topic::pause_for_snapshot;
 use crate::api::{ConsumeError, Delivery, ReadAt, Settle, SettleStatus};
-use crate::meta::{Address, Destination, Incarnation};
-use crate::peer::{LocalBoxFuture, Lost, Reply, Request, Take};
+use crate::meta::{Address, Destination, Incarnation, NodeId};
+use crate::peer::{LocalBoxFuture, Lost, Reply, Request, Take, Token};
 use crate::rt::sync::{oneshot, Notify, Sender};
 use crate::rt::{self, Instant, Queue};
 
@@ -56,9 +56,11 @@ impl Consumer {
         let mut statuses = vec![SettleStatus::LeaseGone; settles.len()];
         let mut by_owner: BTreeMap<Address, Vec<usize>> = BTreeMap::new();
         for (index, settle) in settles.iter().enumerate() {
-            // A partition that the topic lacks has no lease: gone, not misrouted (C23).
-            if let Some(owner) = self.owner(incarnation, settle.partition) {
-                by_owner.entry(owner).or_default().push(index);
+            match self.owner(incarnation, settle.partition) {
+                Ok(owner) => by_owner.entry(owner).or_default().push(index),
+                Err(ConsumeError::OwnerDown) => statuses[index] = SettleStatus::OwnerDown,
+                // A partition that the topic lacks has no lease: gone, not misrouted (C23).
+                Err(_) => {}
             }
         }
         let mut calls = Vec::new();
@@ -85,11 +87,51 @@ impl Consumer {
     /// Reads one record without a lease (C92).
     pub async fn read_at(&self, topic: &str, partition: u32, offset: u64) -> Result<ReadAt, ConsumeError> {
         let incarnation = self.incarnation(topic)?;
-        let owner = self.owner(incarnation, partition).ok_or(ConsumeError::PartitionOutOfRange)?;
+        let owner = self.owner(incarnation, partition)?;
         match self.queues.call(owner, Request::ReadAt { incarnation, partition, offset }).await {
             Ok(Reply::ReadAt(read)) => read,
             Ok(_) | Err(Lost(_)) => Err(ConsumeError::Unreachable),
         }
+    }
+
+    // For other nodes: what the shard's door needs of the queues.
+
+    /// A claim (no wait) or long poll of one partition, on whatever shard of this node serves it.
+    pub(crate) async fn poll_partition(
+        &self,
+        incarnation: Incarnation,
+        partition: u32,
+        take: Take,
+        wait: Duration,
+    ) -> Result<Vec<Delivery>, ConsumeError> {
+        let held = self.consume_pinned(incarnation, partition, take, rt::now() + wait).await?;
+        Ok(held.into_deliveries())
+    }
+
+    /// What any shard of this node has ready, asked at the topic's home.
+    pub(crate) async fn claim_for_node(
+        &self,
+        incarnation: Incarnation,
+        take: Take,
+        token: Option<Token>,
+    ) -> Result<Vec<Delivery>, ConsumeError> {
+        let request = Request::NodeClaim { incarnation, take, token };
+        Ok(self.claim_by(self.home(incarnation), request).await?.into_deliveries())
+    }
+
+    pub(crate) async fn register_node(&self, incarnation: Incarnation, token: Token) -> Result<bool, ConsumeError> {
+        match self.queues.call(self.home(incarnation), Request::Register { incarnation, token }).await {
+            Ok(Reply::Registered(registered)) => registered,
+            Ok(_) | Err(Lost(_)) => Err(ConsumeError::Unreachable),
+        }
+    }
+
+    pub(crate) fn send_home(&self, incarnation: Incarnation, request: Request) {
+        self.queues.send(self.home(incarnation), request);
+    }
+
+    fn home(&self, incarnation: Incarnation) -> Address {
+        Address::local(self.queues.with_snapshot(|snapshot| snapshot.home(incarnation)))
     }
 
     /// Gives back leases that did not reach their client after all (C15), or did not fit its answer.
@@ -102,8 +144,15 @@ impl Consumer {
         found.ok_or(ConsumeError::TopicNotFound)
     }
 
-    fn owner(&self, incarnation: Incarnation, partition: u32) -> Option<Address> {
-        self.queues.with_snapshot(|snapshot| snapshot.address(Destination { incarnation, partition }))
+    /// Who serves a partition. One that exists and has no owner (yet) is a matter of time.
+    fn owner(&self, incarnation: Incarnation, partition: u32) -> Result<Address, ConsumeError> {
+        self.queues.with_snapshot(|snapshot| match snapshot.address(Destination { incarnation, partition }) {
+            Some(owner) => Ok(owner),
+            None if snapshot.topic_of(incarnation).is_some_and(|topic| partition < topic.partitions) => {
+                Err(ConsumeError::OwnerDown)
+            }
+            None => Err(ConsumeError::PartitionOutOfRange),
+        })
     }
 
     async fn consume_pinned(
@@ -113,7 +162,7 @@ impl Consumer {
         take: Take,
         deadline: Instant,
     ) -> Result<Held, ConsumeError> {
-        let owner = self.owner(incarnation, partition).ok_or(ConsumeError::PartitionOutOfRange)?;
+        let owner = self.owner(incarnation, partition)?;
         if rt::now() >= deadline {
             return self.claim_at(owner, incarnation, Some(partition), take).await;
         }
@@ -129,15 +178,31 @@ impl Consumer {
         let mut held = self.queues.claim_here(incarnation, take).await?;
         let mut scanned = true;
         if held.is_empty() && rt::now() < deadline {
-            let home = Address::local(self.queues.with_snapshot(|snapshot| snapshot.home(incarnation)));
-            held = self.park(home, incarnation, None, take, deadline).await?;
+            held = self.park(self.home(incarnation), incarnation, None, take, deadline).await?;
             if held.is_empty() {
                 return Ok(held);
             }
             scanned = false;
         }
         self.fill(incarnation, take, &mut held, scanned).await?;
+        if held.is_empty() && scanned {
+            return self.probe_nodes(incarnation, take).await;
+        }
         Ok(held)
+    }
+
+    /// One claim to each other node that serves the topic, until one has something: a batch is never gathered over the
+    /// network (C41, C91). One that does not answer is passed over.
+    async fn probe_nodes(&self, incarnation: Incarnation, take: Take) -> Result<Held, ConsumeError> {
+        for node in self.queues.live_owners(incarnation) {
+            let request = Request::NodeClaim { incarnation, take, token: None };
+            if let Ok(held) = self.claim_by(Address::remote(node), request).await {
+                if !held.is_empty() {
+                    return Ok(held);
+                }
+            }
+        }
+        Ok(Held::new(self.queues.clone()))
     }
 
     /// Adds what is ready elsewhere on this node: own partitions unless they were just scanned, then one claim to
@@ -183,7 +248,11 @@ impl Consumer {
         partition: Option<u32>,
         take: Take,
     ) -> Result<Held, ConsumeError> {
-        let call = self.queues.call(owner, Request::Claim { incarnation, partition, take, arm: false });
+        self.claim_by(owner, Request::Claim { incarnation, partition, take, arm: false }).await
+    }
+
+    async fn claim_by(&self, owner: Address, request: Request) -> Result<Held, ConsumeError> {
+        let call = self.queues.call(owner, request);
         if owner == self.queues.address() {
             // A call to this shard is part of this future, and gives back what it holds when that is dropped.
             return self.queues.deliveries_of(call).await;
@@ -226,8 +295,15 @@ impl Consumer {
         deadline: Instant,
     ) -> Result<Held, ConsumeError> {
         let waiter = self.queues.next_waiter();
-        let call = self.queues.call(at, Request::Park { waiter, incarnation, partition, take });
+        let wait = deadline - rt::now();
+        let call = self.queues.call(at, Request::Park { waiter, incarnation, partition, take, wait });
         let leave = Leave { notify: Notify::new() };
+        if at.node != NodeId::LOCAL {
+            // A long poll of another node: it ends there by itself, and earlier when its client leaves.
+            let (sender, served) = oneshot();
+            rt::spawn(Queue::Consume, keep_far(self.queues.clone(), call, leave.notify.clone(), sender));
+            return served.await.unwrap_or(Err(ConsumeError::Unreachable));
+        }
         let place = Place {
             queues: self.queues.clone(),
             at,
@@ -282,6 +358,20 @@ impl Place {
         }
         let Some(reply) = answered else { return };
         let outcome = self.queues.deliveries_of(Box::pin(std::future::ready(reply))).await;
+        // A client that has gone gives the deliveries back by not being there to receive them.
+        let _ = served.send(outcome);
+    }
+}
+
+/// A place in the queue of a partition on another node: dropping the call gives it up there.
+async fn keep_far(
+    queues: Rc<ShardQueues>,
+    call: LocalBoxFuture<'static, Result<Reply, Lost>>,
+    leave: Notify,
+    served: Sender<Result<Held, ConsumeError>>,
+) {
+    // The answer first: leases that are here already must not be dropped with the call.
+    if let Ok(outcome) = rt::first_of(queues.deliveries_of(call), leave.notified()).await {
         // A client that has gone gives the deliveries back by not being there to receive them.
         let _ = served.send(outcome);
     }

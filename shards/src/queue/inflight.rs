@@ -19,9 +19,9 @@ use crate::rt::Instant;
 pub struct Limits {
     pub visibility_timeout: Duration,
     /// Leases out at once (C10).
-    pub in_flight_max: u32,
+    pub in_flight_max: u64,
     /// Acks above the frontier before only the hole is handed out (C11).
-    pub acked_ahead_max: u32,
+    pub acked_ahead_max: u64,
 }
 
 /// The log's readable range, `[oldest, high_watermark)`, at the instant of the call.
@@ -178,10 +178,10 @@ impl InFlight {
         if frontier >= bounds.high_watermark {
             return Err(Refusal::Empty);
         }
-        if self.leased >= u64::from(self.limits.in_flight_max) {
+        if self.leased >= self.limits.in_flight_max {
             return Err(Refusal::InFlightCap);
         }
-        if self.acked_ahead >= u64::from(self.limits.acked_ahead_max) {
+        if self.acked_ahead >= self.limits.acked_ahead_max {
             // C11: only the hole at the frontier, whatever else has come back or is new.
             return match self.slots.front() {
                 Some(Slot::Leased { .. }) => Err(Refusal::AheadCap),
@@ -474,8 +474,11 @@ impl InFlight {
         assert_eq!(free, self.returned.len());
         assert_eq!(acked + acked_runs + restored, self.acked_ahead);
         assert!(!matches!(self.slots.front(), Some(Slot::Acked | Slot::Skipped)), "C4: settled at the frontier");
-        let leases_max = self.leased.max(u64::from(self.limits.in_flight_max));
-        assert!(self.deadlines.len() as u64 <= 2 * leases_max + 65, "deadlines outnumber what leases there can be");
+        let leases_max = self.leased.max(self.limits.in_flight_max);
+        assert!(
+            self.deadlines.len() as u64 <= leases_max.saturating_mul(2).saturating_add(65),
+            "deadlines outnumber what leases there can be"
+        );
     }
 }
 

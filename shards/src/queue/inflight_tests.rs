@@ -5,11 +5,11 @@ use crate::rt::sim::Rng;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-fn limits(in_flight_max: u32, acked_ahead_max: u32) -> Limits {
+fn limits(in_flight_max: u64, acked_ahead_max: u64) -> Limits {
     Limits { visibility_timeout: TIMEOUT, in_flight_max, acked_ahead_max }
 }
 
-fn fresh(in_flight_max: u32, acked_ahead_max: u32) -> InFlight {
+fn fresh(in_flight_max: u64, acked_ahead_max: u64) -> InFlight {
     InFlight::restore(limits(in_flight_max, acked_ahead_max), &Position::default())
 }
 
@@ -318,7 +318,7 @@ fn d3_c5_random_histories_agree_with_a_naive_model() {
 
 fn agree(seed: u64) {
     let mut rng = Rng::new(seed);
-    let mut limits = limits(rng.range(1, 12) as u32, rng.below(12) as u32);
+    let mut limits = limits(rng.range(1, 12), rng.below(12));
     let mut state = InFlight::restore(limits, &Position::default());
     let mut model = Model::default();
     let mut bounds = up_to(0);
@@ -391,7 +391,7 @@ fn agree(seed: u64) {
             18 => now = now + Duration::from_secs(rng.below(25)),
             _ => {
                 if rng.chance(1, 4) {
-                    limits = self::limits(rng.range(1, 12) as u32, rng.below(12) as u32);
+                    limits = self::limits(rng.range(1, 12), rng.below(12));
                     state.set_limits(limits);
                 } else {
                     // A restart: leases and skips are forgotten, acked offsets are not (C2).

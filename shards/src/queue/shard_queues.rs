@@ -9,18 +9,19 @@ use std::time::Duration;
 
 use super::committer::Committer;
 use super::held::Held;
-use super::home::{Brought, Claim, HomeTopic};
+use super::home::{HomeTopic, Source};
 use super::partition::PartitionQueue;
 use super::sweep::Sweeper;
-use super::topic::{pause_for_snapshot, serving_shards, TopicQueue};
+use super::topic::TopicQueue;
 use super::unload::Unloaded;
 use super::RecordsHandle;
 use crate::api::{ConsumeError, Delivery, Settle, SettleMode, SettleStatus};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
 use crate::metrics::{histogram, Histogram, PartitionMetrics};
 use crate::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take, WaiterId};
+use crate::remote::PeerBook;
+use crate::rt;
 use crate::rt::sync::Sender;
-use crate::rt::{self, Queue};
 
 /// What a parked consume is answered through.
 pub(super) type ParkReply = Sender<Result<Held, ConsumeError>>;
@@ -77,7 +78,7 @@ impl Default for QueueMetrics {
     }
 }
 
-type Home = Rc<RefCell<HomeTopic<ParkReply>>>;
+pub(super) type Home = Rc<RefCell<HomeTopic<ParkReply>>>;
 
 /// The queue side of one shard. Lives as long as the shard; shared by its tasks.
 pub struct ShardQueues {
@@ -87,11 +88,12 @@ pub struct ShardQueues {
     pub(super) sweeper: Sweeper,
     shard: ShardId,
     snapshot: RefCell<Arc<Snapshot>>,
+    pub(super) peers: RefCell<Arc<PeerBook>>,
     topics: RefCell<BTreeMap<Incarnation, Rc<TopicQueue>>>,
-    homes: RefCell<BTreeMap<Incarnation, Home>>,
+    pub(super) homes: RefCell<BTreeMap<Incarnation, Home>>,
     pub(super) unloaded: Unloaded,
     waiters_made: Cell<u64>,
-    stopping: Cell<bool>,
+    pub(super) stopping: Cell<bool>,
     /// Positions have been made durable for good.
     closed: Cell<bool>,
     pub(super) metrics: RefCell<QueueMetrics>,
@@ -106,6 +108,7 @@ impl ShardQueues {
             committer,
             sweeper: Sweeper::default(),
             snapshot: RefCell::default(),
+            peers: RefCell::default(),
             topics: RefCell::default(),
             homes: RefCell::default(),
             unloaded: Unloaded::default(),
@@ -116,7 +119,7 @@ impl ShardQueues {
         })
     }
 
-    fn strong(&self) -> Rc<ShardQueues> {
+    pub(super) fn strong(&self) -> Rc<ShardQueues> {
         self.me.upgrade().expect("called on a live object")
     }
 
@@ -176,17 +179,7 @@ impl ShardQueues {
                 }
             }
         }
-        let homes: Vec<(Incarnation, Home)> = self.homes.borrow().iter().map(|(i, h)| (*i, h.clone())).collect();
-        for (incarnation, home) in homes {
-            if snapshot.topic_of(incarnation).is_some() {
-                home.borrow_mut().set_shards(serving_shards(&snapshot, incarnation));
-                self.run_home(incarnation, &home);
-            } else {
-                self.homes.borrow_mut().remove(&incarnation);
-                let waiters = home.borrow_mut().close();
-                answer_all(waiters, Err(ConsumeError::TopicNotFound));
-            }
-        }
+        self.follow_homes(&snapshot);
     }
 
     fn drop_partition(&self, partition: &Rc<PartitionQueue>, answer: Result<(), ConsumeError>) {
@@ -323,7 +316,11 @@ impl ShardQueues {
                 let claimed = self.claim(incarnation, partition, take, arm).await;
                 Ok(Reply::Deliveries(claimed.map(Held::into_deliveries)))
             }
-            Request::Park { waiter, incarnation, partition, take } => {
+            Request::NodeClaim { incarnation, take, token } => {
+                let claimed = self.claim_for_node(incarnation, take, token).await;
+                Ok(Reply::Deliveries(claimed.map(Held::into_deliveries)))
+            }
+            Request::Park { waiter, incarnation, partition, take, .. } => {
                 let served = self.park(waiter, incarnation, partition, take).await;
                 Ok(Reply::Deliveries(served.map(Held::into_deliveries)))
             }
@@ -335,7 +332,7 @@ impl ShardQueues {
         }
     }
 
-    /// Requests that are answered without waiting: `Unpark`, `Available`, `Settle`.
+    /// Requests that are answered without waiting: `Unpark`, `Available` and the like, `Settle`.
     pub fn handle_now(&self, request: Request) -> Result<Reply, Request> {
         match request {
             Request::Unpark { waiter, incarnation, partition } => {
@@ -343,9 +340,18 @@ impl ShardQueues {
                 Ok(Reply::Done)
             }
             Request::Available { incarnation, shard } => {
-                self.available(incarnation, shard);
+                self.available(incarnation, Source::Shard(shard));
                 Ok(Reply::Done)
             }
+            Request::NodeAvailable { incarnation, node, boot_id } => {
+                self.node_available(incarnation, node, boot_id);
+                Ok(Reply::Done)
+            }
+            Request::Pass { incarnation, node } => {
+                self.passed(incarnation, node);
+                Ok(Reply::Done)
+            }
+            Request::Register { incarnation, token } => Ok(Reply::Registered(self.register(incarnation, token))),
             Request::Settle { incarnation, settles } => Ok(Reply::Settled(self.settle_here(incarnation, &settles))),
             other => Err(other),
         }
@@ -401,115 +407,6 @@ impl ShardQueues {
     /// Claims from this shard's own partitions.
     pub(super) async fn claim_here(self: &Rc<Self>, topic: Incarnation, take: Take) -> Result<Held, ConsumeError> {
         self.claim(topic, None, take, false).await
-    }
-
-    async fn park(
-        self: &Rc<Self>,
-        waiter: WaiterId,
-        incarnation: Incarnation,
-        partition: Option<u32>,
-        take: Take,
-    ) -> Result<Held, ConsumeError> {
-        let (reply, served) = rt::sync::oneshot();
-        if self.stopping.get() {
-            return Ok(Held::new(self.clone()));
-        }
-        match partition {
-            Some(partition) => {
-                let topic = self.topic(incarnation).ok_or(ConsumeError::TopicNotFound)?;
-                let partition = topic.partition(partition).await?;
-                if !self.stopping.get() {
-                    partition.park(waiter, take, reply);
-                }
-            }
-            None => {
-                let home = self.home(incarnation).ok_or(ConsumeError::TopicNotFound)?;
-                home.borrow_mut().park(waiter, take, reply);
-                self.run_home(incarnation, &home);
-            }
-        }
-        // An answer without content means that the waiter was let go by a stop.
-        served.await.unwrap_or_else(|| Ok(Held::new(self.clone())))
-    }
-
-    fn unpark(&self, waiter: WaiterId, incarnation: Incarnation, partition: Option<u32>) {
-        let reply = match partition {
-            Some(partition) => self
-                .open_partition(Destination { incarnation, partition })
-                .and_then(|partition| partition.unpark(waiter)),
-            None => {
-                let home = self.homes.borrow().get(&incarnation).cloned();
-                home.and_then(|home| {
-                    let reply = home.borrow_mut().unpark(waiter);
-                    reply
-                })
-            }
-        };
-        answer_all(reply, Ok(()));
-    }
-
-    fn home(&self, incarnation: Incarnation) -> Option<Home> {
-        if let Some(home) = self.homes.borrow().get(&incarnation) {
-            return Some(home.clone());
-        }
-        let snapshot = self.snapshot.borrow();
-        snapshot.topic_of(incarnation)?;
-        let home = Rc::new(RefCell::new(HomeTopic::new(serving_shards(&snapshot, incarnation))));
-        self.homes.borrow_mut().insert(incarnation, home.clone());
-        Some(home)
-    }
-
-    /// Whether this shard is the topic's home and knows that `shard` has nothing.
-    pub(super) fn is_known_empty(&self, incarnation: Incarnation, shard: ShardId) -> bool {
-        self.homes.borrow().get(&incarnation).is_some_and(|home| home.borrow().is_armed(shard))
-    }
-
-    fn available(&self, incarnation: Incarnation, shard: ShardId) {
-        let home = self.homes.borrow().get(&incarnation).cloned();
-        if let Some(home) = home {
-            home.borrow_mut().available(shard);
-            self.run_home(incarnation, &home);
-        }
-    }
-
-    /// Spends this shard's token for the topic.
-    pub(super) fn announce_to_home(&self, incarnation: Incarnation) {
-        let home = self.with_snapshot(|snapshot| snapshot.home(incarnation));
-        self.send(Address::local(home), Request::Available { incarnation, shard: self.shard });
-    }
-
-    /// Starts every claim that the home's state calls for.
-    fn run_home(&self, incarnation: Incarnation, home: &Home) {
-        loop {
-            let claim = home.borrow_mut().next_claim();
-            let Some(claim) = claim else { return };
-            rt::spawn(Queue::Consume, self.strong().claim_for(incarnation, home.clone(), claim));
-        }
-    }
-
-    /// One claim on behalf of the waiter at the head.
-    async fn claim_for(self: Rc<Self>, incarnation: Incarnation, home: Home, claim: Claim) {
-        let result = loop {
-            let request = Request::Claim { incarnation, partition: None, take: claim.take, arm: true };
-            let result = self.deliveries_of(self.call(Address::local(claim.shard), request)).await;
-            // The shard may not have the snapshot yet that this one has (E23 holds only for answered creates).
-            let early = matches!(result, Err(ConsumeError::TopicNotFound)) && self.knows(incarnation);
-            if !early || !home.borrow().wants(claim.waiter) {
-                break result;
-            }
-            pause_for_snapshot().await;
-        };
-        let brought = match &result {
-            Ok(held) if held.is_empty() => Brought::Nothing,
-            Ok(held) if held.len() >= claim.take.max as usize => Brought::Full,
-            Ok(_) => Brought::Short,
-            Err(_) => Brought::Failed,
-        };
-        let reply = home.borrow_mut().claimed(&claim, brought);
-        if let Some(reply) = reply {
-            let _ = reply.send(result); // a receiver that has gone gives the deliveries back by dropping them
-        }
-        self.run_home(incarnation, &home);
     }
 
     /// The outcome of a call whose reply carries deliveries: from here on they go back if they are dropped.
@@ -582,7 +479,7 @@ impl Drop for ShardQueues {
 }
 
 /// Answers waiters that get nothing.
-fn answer_all(waiters: impl IntoIterator<Item = ParkReply>, answer: Result<(), ConsumeError>) {
+pub(super) fn answer_all(waiters: impl IntoIterator<Item = ParkReply>, answer: Result<(), ConsumeError>) {
     for reply in waiters {
         match &answer {
             // Dropped unanswered: the handler of the park makes an empty answer of it.

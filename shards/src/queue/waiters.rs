@@ -19,6 +19,8 @@ struct Waiter<R> {
     trying: bool,
     /// Timed out or gone while it was tried: it is answered when the try ends, whatever it brings.
     leaving: bool,
+    /// Stands here for another node.
+    probe: bool,
 }
 
 /// `R` is what a waiter is answered through.
@@ -29,11 +31,14 @@ pub struct Waiters<R> {
     /// Position of the first entry.
     base: u64,
     trying: usize,
+    /// Probes, and those of them that are being tried.
+    probes: usize,
+    probes_trying: usize,
 }
 
 impl<R> Default for Waiters<R> {
     fn default() -> Self {
-        Waiters { entries: VecDeque::new(), positions: HashMap::new(), base: 0, trying: 0 }
+        Waiters { entries: VecDeque::new(), positions: HashMap::new(), base: 0, trying: 0, probes: 0, probes_trying: 0 }
     }
 }
 
@@ -52,23 +57,53 @@ impl<R> Waiters<R> {
         self.positions.len() > self.trying
     }
 
+    /// As [`has_idle`](Self::has_idle), probes aside.
+    pub fn has_idle_beside_probes(&self) -> bool {
+        self.positions.len() - self.probes > self.trying - self.probes_trying
+    }
+
+    /// Probes in the queue, being tried or not.
+    pub fn probes(&self) -> usize {
+        self.probes
+    }
+
     pub fn push(&mut self, id: WaiterId, take: Take, reply: R) {
+        self.push_as(id, Waiter { take, reply, trying: false, leaving: false, probe: false });
+    }
+
+    pub fn push_probe(&mut self, id: WaiterId, take: Take, reply: R) {
+        self.probes += 1;
+        self.push_as(id, Waiter { take, reply, trying: false, leaving: false, probe: true });
+    }
+
+    fn push_as(&mut self, id: WaiterId, waiter: Waiter<R>) {
         debug_assert!(!self.positions.contains_key(&id), "waiter ids are used once");
         self.positions.insert(id, self.base + self.entries.len() as u64);
-        let waiter = Waiter { take, reply, trying: false, leaving: false };
         self.entries.push_back(Entry { id, waiter: Some(waiter) });
     }
 
     /// Marks the first waiter that is not being tried, and returns it.
     pub fn pick(&mut self) -> Option<(WaiterId, Take)> {
-        if !self.has_idle() {
-            return None;
+        match self.has_idle() {
+            true => self.pick_first(|waiter| !waiter.trying),
+            false => None,
         }
-        let idle = |entry: &&mut Entry<R>| entry.waiter.as_ref().is_some_and(|w| !w.trying);
-        let entry = self.entries.iter_mut().find(idle)?;
+    }
+
+    /// As [`pick`](Self::pick), probes aside.
+    pub fn pick_beside_probes(&mut self) -> Option<(WaiterId, Take)> {
+        match self.has_idle_beside_probes() {
+            true => self.pick_first(|waiter| !waiter.trying && !waiter.probe),
+            false => None,
+        }
+    }
+
+    fn pick_first(&mut self, fits: impl Fn(&Waiter<R>) -> bool) -> Option<(WaiterId, Take)> {
+        let entry = self.entries.iter_mut().find(|entry| entry.waiter.as_ref().is_some_and(&fits))?;
         let waiter = entry.waiter.as_mut()?;
         waiter.trying = true;
         self.trying += 1;
+        self.probes_trying += usize::from(waiter.probe);
         Some((entry.id, waiter.take))
     }
 
@@ -84,7 +119,9 @@ impl<R> Waiters<R> {
             return self.served(id);
         }
         waiter.trying = false;
+        let probe = waiter.probe;
         self.trying -= 1;
+        self.probes_trying -= usize::from(probe);
         None
     }
 
@@ -108,7 +145,16 @@ impl<R> Waiters<R> {
 
     /// Takes out everybody who is not being tried, in order.
     pub fn drain_idle(&mut self) -> Vec<R> {
-        let idle = |entry: &Entry<R>| entry.waiter.as_ref().is_some_and(|w| !w.trying).then_some(entry.id);
+        self.drain(|waiter| !waiter.trying)
+    }
+
+    /// Takes out the probes that are not being tried, in order.
+    pub fn drain_idle_probes(&mut self) -> Vec<R> {
+        self.drain(|waiter| !waiter.trying && waiter.probe)
+    }
+
+    fn drain(&mut self, fits: impl Fn(&Waiter<R>) -> bool) -> Vec<R> {
+        let idle = |entry: &Entry<R>| entry.waiter.as_ref().is_some_and(&fits).then_some(entry.id);
         let ids: Vec<WaiterId> = self.entries.iter().filter_map(idle).collect();
         ids.into_iter().filter_map(|id| self.served(id)).collect()
     }
@@ -122,6 +168,8 @@ impl<R> Waiters<R> {
         let position = self.positions.remove(&id)?;
         let waiter = self.entries.get_mut((position - self.base) as usize)?.waiter.take()?;
         self.trying -= usize::from(waiter.trying);
+        self.probes -= usize::from(waiter.probe);
+        self.probes_trying -= usize::from(waiter.probe && waiter.trying);
         while self.entries.front().is_some_and(|entry| entry.waiter.is_none()) {
             self.entries.pop_front();
             self.base += 1;

@@ -1,5 +1,17 @@
 //! The other nodes as a shard sees them: who they are, and how a frame reaches them. QUIC stands behind
 //! [`Transport`] in a process, a simulated network in the simulator; neither is named here.
+//!
+//! [`RemoteCarrier`] asks other nodes for a shard, [`RemoteService`] answers them for it. What they say to each other are
+//! the requests of [`crate::peer`], in the frames of [`crate::wire`].
+
+mod carrier;
+mod credit;
+mod late;
+mod permits;
+mod service;
+pub mod sim;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,6 +21,9 @@ use std::time::Duration;
 use crate::meta::{NodeId, ShardId};
 use crate::peer::LocalBoxFuture;
 use crate::wire::{Incoming, Outgoing};
+
+pub use carrier::RemoteCarrier;
+pub use service::RemoteService;
 
 /// Everything a shard knows of the other nodes at one instant. Replaced as a whole by the control thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +36,13 @@ pub struct PeerBook {
     /// This node's number in the metadata, beside [`NodeId::LOCAL`]: what peers call it.
     pub number: NodeId,
     pub peers: BTreeMap<NodeId, Peer>,
+}
+
+impl PeerBook {
+    /// Membership's word. A node that the book lacks is believed to live only while there is no book yet.
+    pub fn is_alive(&self, node: NodeId) -> bool {
+        node == NodeId::LOCAL || self.peers.get(&node).map_or(self.version == 0, |peer| peer.alive)
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,6 +28,7 @@ use crate::meta::{Address, NodeId, ShardId, Snapshot};
 use crate::metrics::{RuntimeMetrics, ShardMetrics, ShardVitals};
 use crate::peer::{Carrier, Reply, Request};
 use crate::queue::{Committer, CommitterOptions, ShardQueues};
+use crate::remote::PeerBook;
 use crate::rt::sync::{Lock, Notify};
 use crate::rt::{self, Queue};
 use crate::wal::{Mode, Wal, WalOptions};
@@ -36,11 +37,15 @@ use directories::DirectoryKeeper;
 use partitions::Partitions;
 use produce::Rejections;
 use reserve::DiskReserve;
+pub use reserve::NodeRoom;
 use retention::Reaper;
 pub use retention::RetentionOptions;
 use topics::TopicTable;
 
 const STAGING_BYTES_MIN: usize = 48 << 20;
+const COMMIT_CREDIT_BYTES_MIN: usize = 256 << 10;
+/// Two of the largest commits.
+const COMMIT_CREDIT_BYTES_MAX: usize = 16 << 20;
 
 /// How a shard is opened.
 #[derive(Clone)]
@@ -59,6 +64,8 @@ pub struct ShardOptions {
     pub retention: RetentionOptions,
     /// Produce is refused while less space is free (E22).
     pub disk_reserve_bytes: u64,
+    /// The same one for all shards of a node.
+    pub disk_room: NodeRoom,
     /// WAL directories without a shard of their own that this shard drains (E18).
     pub adopt: Vec<u32>,
 }
@@ -81,6 +88,7 @@ struct Inner {
     options: ShardOptions,
     carrier: Rc<dyn Carrier>,
     snapshot: RefCell<Arc<Snapshot>>,
+    peers: RefCell<Arc<PeerBook>>,
     changed: Notify,
     topics: RefCell<TopicTable>,
     wal: Wal,
@@ -130,6 +138,7 @@ impl Shard {
             me: me.clone(),
             carrier,
             snapshot: RefCell::new(snapshot.clone()),
+            peers: RefCell::default(),
             changed: Notify::new(),
             topics: RefCell::default(),
             wal,
@@ -138,7 +147,7 @@ impl Shard {
             partitions: Partitions::new(LogShared::new(options.memory_bytes / 8, fill)),
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
-            reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes),
+            reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes, options.disk_room.clone()),
             reaper: Reaper::default(),
             rejections: RefCell::default(),
             draining: Cell::new(false),
@@ -219,6 +228,23 @@ impl Shard {
     pub async fn handle(&self, request: Request) -> Reply {
         self.inner.handle(request).await
     }
+
+    /// Asks a shard of this node, which may be this one. `None`: it has gone.
+    pub(crate) async fn ask(&self, shard: ShardId, request: Request) -> Option<Reply> {
+        match shard == self.inner.options.id {
+            true => Some(self.handle(request).await),
+            false => self.inner.carrier.call(Address::local(shard), request).await.ok(),
+        }
+    }
+
+    /// Commit bytes that this shard takes at a time from each shard of each other node (E41): a sixteenth of its memory
+    /// shared among them, and always enough for a commit worth its sync.
+    pub(crate) fn commit_credit_bytes(&self) -> u32 {
+        let inner = &self.inner;
+        let senders: usize = inner.peers.borrow().peers.values().map(|peer| peer.shard_addrs.len()).sum();
+        let share = inner.options.memory_bytes / 16 / senders.max(1);
+        share.clamp(COMMIT_CREDIT_BYTES_MIN, COMMIT_CREDIT_BYTES_MAX) as u32
+    }
 }
 
 /// A quarter of the shard's memory, but always enough for the largest batch: 16 payloads of 1 MiB each need a chunk
@@ -265,6 +291,18 @@ impl Inner {
         self.rejections.borrow_mut().retain(|incarnation, _| snapshot.topic_of(*incarnation).is_some());
         self.changed.notify_all();
         self.purge_deleted(&previous, &snapshot);
+    }
+
+    /// The other nodes, from now on.
+    fn install_peers(&self, peers: Arc<PeerBook>) {
+        if peers.version < self.peers.borrow().version {
+            return;
+        }
+        self.peers.replace(peers.clone());
+        self.carrier.install_peers(peers.clone());
+        self.queues().on_peers(peers);
+        // The dispatchers ask who lives.
+        self.changed.notify_all();
     }
 
     /// A failed write of one WAL latches every WAL of the node (E11).
@@ -367,8 +405,8 @@ impl Environment for DispatchSide {
         Address::CONTROL
     }
 
-    fn alive(&self, _node: NodeId) -> bool {
-        true // a sibling shard lives as long as the process does (E25)
+    fn alive(&self, node: NodeId) -> bool {
+        self.shard().peers.borrow().is_alive(node)
     }
 }
 

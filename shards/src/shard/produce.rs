@@ -2,11 +2,14 @@
 //! another core touches.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::Shard;
+use super::{Inner, Shard};
 use crate::api::{NewRecord, ProduceError};
-use crate::meta::Incarnation;
+use crate::meta::{Destination, Incarnation};
 use crate::metrics::REJECTIONS;
+use crate::peer::{CommitBatch, CommitError, Committed, Record, Reply, Request};
 use crate::rt;
 use crate::wal::{AppendError, NewWalRecord};
 
@@ -67,6 +70,46 @@ impl Shard {
         match room {
             true => Ok(()),
             false => Err(ProduceError::DiskReserve),
+        }
+    }
+}
+
+/// Patience of a synchronous produce.
+const DIRECT_BUDGET: Duration = Duration::from_secs(5);
+
+impl Inner {
+    /// Synchronous produce (E56): the partition's owner has it when this returns; this node never had. A partition whose
+    /// owner is dead is passed over for the next one, unless it was asked for by number.
+    pub(super) async fn produce_direct(
+        &self,
+        name: Arc<str>,
+        pinned: Option<u32>,
+        record: Record,
+    ) -> Result<(u32, Committed), CommitError> {
+        let topic = self.topics.borrow().get(&name).cloned().ok_or(CommitError::UnknownTopic)?;
+        let first = topic.pick(record.key().unwrap_or_default(), pinned);
+        let first = first.ok_or_else(|| CommitError::Failed("partition out of range".to_owned()))?;
+        let walk = if pinned.is_some() { 1 } else { topic.partitions };
+        let snapshot = self.snapshot.borrow().clone();
+        let lives = |partition: &u32| {
+            let owner = snapshot.address(Destination { incarnation: topic.incarnation, partition: *partition });
+            owner.filter(|owner| self.peers.borrow().is_alive(owner.node)).map(|owner| (*partition, owner))
+        };
+        let found = (0..walk).map(|step| (first + step) % topic.partitions).find_map(|partition| lives(&partition));
+        let (partition, owner) =
+            found.ok_or_else(|| CommitError::Failed("no owner of a partition of the topic is alive".to_owned()))?;
+        let destination = Destination { incarnation: topic.incarnation, partition };
+        let batch = CommitBatch {
+            destination,
+            topic: name,
+            accepted_under: None,
+            records: vec![record],
+            budget: DIRECT_BUDGET,
+        };
+        match self.carrier.call(owner, Request::Commit(batch)).await {
+            Ok(Reply::Commit(result)) => result.map(|committed| (partition, committed)),
+            Ok(_) => Err(CommitError::Unreachable("the owner answered something else than a commit".to_owned())),
+            Err(lost) => Err(CommitError::Unreachable(lost.0)),
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::io::Disk;
@@ -18,6 +20,24 @@ const ASK_EVERY: Duration = Duration::from_millis(125);
 /// others may have filled the disk meanwhile.
 const ASK_UNTIL: Duration = Duration::from_secs(10);
 
+/// Whether the data directory had room when any shard looked last. All shards of a node are on one file system, so they
+/// share it: the first one to see a change says so, and the log has one line for it.
+#[derive(Clone, Debug)]
+pub struct NodeRoom(Arc<AtomicBool>);
+
+impl Default for NodeRoom {
+    fn default() -> NodeRoom {
+        NodeRoom(Arc::new(AtomicBool::new(true)))
+    }
+}
+
+impl NodeRoom {
+    /// Whether this look is the first one to find it so.
+    fn changes_to(&self, room: bool) -> bool {
+        self.0.load(Relaxed) != room && self.0.swap(room, Relaxed) != room
+    }
+}
+
 #[derive(Clone)]
 pub struct DiskReserve {
     state: Rc<State>,
@@ -26,6 +46,7 @@ pub struct DiskReserve {
 struct State {
     disk: Disk,
     reserve_bytes: u64,
+    node: NodeRoom,
     room: Cell<bool>,
     sampled_at: Cell<Instant>,
     /// When somebody wanted to know last.
@@ -37,10 +58,11 @@ struct State {
 
 impl DiskReserve {
     /// Call [`DiskReserve::refresh`] before the first record.
-    pub fn new(disk: Disk, reserve_bytes: u64) -> DiskReserve {
+    pub fn new(disk: Disk, reserve_bytes: u64, node: NodeRoom) -> DiskReserve {
         let state = State {
             disk,
             reserve_bytes,
+            node,
             room: Cell::new(true),
             sampled_at: Cell::new(rt::now()),
             wanted_at: Cell::new(rt::now()),
@@ -71,12 +93,20 @@ impl DiskReserve {
     pub async fn refresh(&self) {
         let state = &self.state;
         // A file system that does not say is not refused for it: the WAL says so when it is full.
-        let room = state.disk.available_bytes().await.map_or(true, |free| free >= state.reserve_bytes);
-        if room != state.room.replace(room) {
+        let free = state.disk.available_bytes().await;
+        let room = free.as_ref().map_or(true, |free| *free >= state.reserve_bytes);
+        state.room.set(room);
+        if state.node.changes_to(room) {
+            let (free_bytes, reserve_bytes) = (free.unwrap_or_default(), state.reserve_bytes);
             match room {
-                true => tracing::info!("free disk space is above the reserve again: produce is taken"),
+                true => tracing::info!(
+                    free_bytes,
+                    reserve_bytes,
+                    "free disk space is above the reserve again: produce is taken"
+                ),
                 false => tracing::warn!(
-                    reserve_bytes = state.reserve_bytes,
+                    free_bytes,
+                    reserve_bytes,
                     "free disk space is under the reserve: produce answers 503. Free space or delete topics"
                 ),
             }
@@ -112,7 +142,7 @@ mod tests {
     fn e22_after_a_pause_no_old_sample_decides() {
         sim::run(1, async {
             let disk = SimDisk::with(1, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
-            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2);
+            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeRoom::default());
             reserve.refresh().await;
             assert!(reserve.has_room().await);
             rt::sleep(Duration::from_secs(3600)).await;
@@ -130,7 +160,7 @@ mod tests {
     fn e22_while_records_come_nobody_waits_for_a_sample() {
         sim::run(2, async {
             let disk = SimDisk::with(2, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
-            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2);
+            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeRoom::default());
             reserve.refresh().await;
             // A flood, and a record every few seconds.
             for pause_ms in [10; 100].into_iter().chain([0, 200, 251, 3_000, 9_000, 1, 9_000]) {
@@ -140,5 +170,51 @@ mod tests {
                 assert_eq!(rt::now(), asked, "after {pause_ms} ms");
             }
         });
+    }
+
+    #[test]
+    fn one_line_of_the_log_stands_for_all_shards_of_a_node() {
+        let lines = Lines::default();
+        let _guard = tracing::subscriber::set_default(lines.clone());
+        sim::run(3, async move {
+            let disk = SimDisk::with(3, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
+            let node = NodeRoom::default();
+            let shard = || DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, node.clone());
+            let shards = [shard(), shard(), shard()];
+            for (capacity, looking, lines_then) in [
+                (BYTES, &shards[..], 0),
+                (0, &shards[..], 1),
+                // The one that had said so is idle: another one says that it is over.
+                (BYTES, &shards[2..], 2),
+                (BYTES, &shards[..], 2),
+            ] {
+                disk.set_capacity(Some(capacity));
+                for shard in looking {
+                    shard.refresh().await;
+                    assert_eq!(shard.state.room.get(), capacity > 0, "each shard goes by its own look");
+                }
+                assert_eq!(lines.0.load(Relaxed), lines_then);
+            }
+        });
+    }
+
+    /// Counts events.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<std::sync::atomic::AtomicU64>);
+
+    impl tracing::Subscriber for Lines {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn event(&self, _: &tracing::Event<'_>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
     }
 }

@@ -95,6 +95,7 @@ impl Bench {
             positions: CommitterOptions::default(),
             retention,
             disk_reserve_bytes: 0,
+            disk_room: Default::default(),
             adopt: Vec::new(),
         };
         let carrier = Rc::new(Loop::default());

@@ -21,6 +21,13 @@ impl Inner {
                 self.install(snapshot);
                 Reply::Done
             }
+            Request::InstallPeers(peers) => {
+                self.install_peers(peers);
+                Reply::Done
+            }
+            Request::Produce { topic, partition, record } => {
+                Reply::Produced(self.produce_direct(topic, partition, record).await)
+            }
             Request::Latch { cause } => {
                 self.wal.latch(&cause);
                 Reply::Done

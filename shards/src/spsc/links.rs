@@ -239,9 +239,11 @@ impl Links {
 /// Consume has a share of its own, so that produce cannot starve it.
 fn queue_of(request: &Request) -> Queue {
     match request {
-        Request::Claim { .. } | Request::Park { .. } | Request::ReadAt { .. } | Request::Settle { .. } => {
-            Queue::Consume
-        }
+        Request::Claim { .. }
+        | Request::Park { .. }
+        | Request::NodeClaim { .. }
+        | Request::ReadAt { .. }
+        | Request::Settle { .. } => Queue::Consume,
         _ => Queue::Foreground,
     }
 }

@@ -199,7 +199,9 @@ fn requests_of_one_sender_begin_in_order_to_others_and_to_itself() {
                     let (waiter, next) = (WaiterId { shard: 9, serial }, WaiterId { shard: 9, serial: serial + 1 });
                     let (incarnation, partition) = (Incarnation(1), None);
                     let take = crate::peer::Take { max: 1, bytes_max: 1 };
-                    drop(control.call(to, Request::Park { waiter, incarnation, partition, take }));
+                    drop(
+                        control.call(to, Request::Park { waiter, incarnation, partition, take, wait: Duration::ZERO }),
+                    );
                     control.send(to, Request::Unpark { waiter: next, incarnation, partition });
                 }
                 rt::sleep(Duration::from_millis(1)).await;

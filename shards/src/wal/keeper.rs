@@ -67,7 +67,7 @@ impl Inner {
         let mut due: Option<Instant> = None;
         loop {
             let compactable;
-            let (checkpoint, closing) = {
+            let (checkpoint, at_once) = {
                 let mut state = self.state.borrow_mut();
                 let found = state.checkpoint;
                 compactable = state.compactable().is_some();
@@ -75,7 +75,7 @@ impl Inner {
                     state.checkpoint.kept = false;
                     return;
                 }
-                (found, state.closing)
+                (found, state.closing || state.wants_sync())
             };
             let stored = if checkpoint.written != checkpoint.wanted {
                 due.get_or_insert(rt::now() + SYNC_DELAY);
@@ -84,7 +84,7 @@ impl Inner {
                 self.compact().await
             } else {
                 let at = *due.get_or_insert(rt::now() + SYNC_DELAY);
-                if !closing && rt::now() < at {
+                if !at_once && rt::now() < at {
                     // Woken by a newer value, or by the time.
                     let _ = rt::timeout(at - rt::now(), self.wake_keeper.notified()).await;
                     continue;
@@ -176,5 +176,12 @@ impl super::State {
     fn compactable(&self) -> Option<Rc<Segment>> {
         let next = self.chain.get(1)?;
         (next.first_seq.get() <= self.checkpoint.synced).then(|| self.chain[0].clone())
+    }
+
+    /// A sync would give a segment its next life while there is no spare: a WAL that writes a segment in less time than
+    /// a checkpoint may wait would go through unprepared ones, and throw its own away.
+    fn wants_sync(&self) -> bool {
+        let passed = self.chain.get(1).is_some_and(|next| next.first_seq.get() <= self.checkpoint.written);
+        passed && self.spares.is_empty()
     }
 }

@@ -19,7 +19,7 @@ pub const HEADER_BYTES: usize = 32;
 /// A longer frame is neither sent nor read (K39).
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 
-/// Streams of one kind on a connection: bulk on one never delays another (cluster.md 7.1). Lower is more urgent.
+/// Streams of one kind on a connection: bulk on one never delays another. Lower is more urgent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Lane {

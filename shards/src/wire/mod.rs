@@ -1,14 +1,24 @@
 //! What travels between nodes: frames of a fixed header, an rkyv archive and raw payload (E42).
 
+mod archive;
+mod commit;
+mod consume;
+pub(crate) mod fuzz;
 mod header;
+mod messages;
+mod settle;
+#[cfg(test)]
+mod tests;
 
+pub use archive::{Refusal, VERSION};
 pub use header::{BadHeader, Header, Kind, Lane, FRAME_BYTES_MAX, HEADER_BYTES};
+pub use messages::{answer, answered, ask, asked, SHARD_OPERATIONS};
 
 use std::time::Duration;
 
 use crate::io::{AlignedBuf, Slice};
 
-/// Numbers of the operations (cluster.md 8). Only ever appended.
+/// Numbers of the operations. Only ever appended.
 pub mod operation {
     pub const PRODUCE: u16 = 1;
     pub const CONSUME: u16 = 2;

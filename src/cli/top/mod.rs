@@ -7,7 +7,7 @@ use std::io::{IsTerminal, Write};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use argh::FromArgs;
+use argh::{ArgsInfo, FromArgs};
 use narad_shards::io::system;
 
 use crate::config::{format_duration, parse_duration};
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PLAIN_COLUMNS: usize = 80;
 
 /// Watch the shards of a running node.
-#[derive(FromArgs, Debug)]
+#[derive(ArgsInfo, FromArgs, Debug)]
 #[argh(subcommand, name = "top")]
 pub struct Top {
     /// time between two looks (default 1s)

@@ -47,6 +47,8 @@ pub(super) struct FakeBroker {
     /// Answers of settles in order; `Done` when it has run out.
     pub statuses: RefCell<VecDeque<SettleStatus>>,
     pub changes: RefCell<Vec<String>>,
+    /// How long a change takes.
+    pub change_takes: Cell<Duration>,
     pub change_replies: RefCell<VecDeque<MetaReply>>,
     /// `None`: nobody answers.
     pub stats: RefCell<Option<Vec<PartitionStats>>>,
@@ -179,6 +181,7 @@ impl Broker for FakeBroker {
 
     async fn change(&self, command: MetaCommand) -> MetaReply {
         self.changes.borrow_mut().push(format!("{command:?}"));
+        rt::sleep(self.change_takes.get()).await;
         let scripted = self.change_replies.borrow_mut().pop_front();
         match (scripted, command) {
             (Some(reply), _) => reply,

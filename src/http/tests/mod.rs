@@ -1,6 +1,7 @@
 //! The whole HTTP layer over an in-memory connection and a fake shard, in virtual time.
 
 mod ack;
+mod audit;
 mod connection;
 mod consume;
 mod fake;

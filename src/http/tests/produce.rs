@@ -69,7 +69,7 @@ fn e22_e9_what_the_log_cannot_take() {
             (
                 ProduceError::Draining,
                 503,
-                "this node is shutting down and takes no new produce; send it to another node",
+                "this node is shutting down and takes no new produce, retry",
                 Some("1"),
                 "not-stored",
             ),

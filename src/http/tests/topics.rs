@@ -25,6 +25,10 @@ fn create_fills_in_defaults_and_shows_no_role() {
     });
 }
 
+const MAYBE_APPLIED: &str =
+    "control plane temporarily unavailable: the change may still be applied, read it back before \
+     retrying: x";
+
 #[test]
 fn refusals_of_a_create() {
     run(|world| async move {
@@ -82,6 +86,7 @@ fn refusals_of_a_create() {
                 None,
             ),
             (MetaReply::Unavailable("x".to_owned()), 503, "control plane temporarily unavailable", Some("1")),
+            (MetaReply::Unknown("x".to_owned()), 503, MAYBE_APPLIED, None),
             (MetaReply::NotGone, 500, "create topic failed", None),
         ] {
             world.broker().change_replies.borrow_mut().push_back(reply);
@@ -194,7 +199,7 @@ fn delete_reads_a_recreated_topic_again_once() {
 #[test]
 fn alter_applies_its_groups_in_order_and_shows_the_topic() {
     run(|world| async move {
-        let topic = |partitions: u32, retention: u64, in_flight: u32, ahead: u32| {
+        let topic = |partitions: u32, retention: u64, in_flight: u64, ahead: u64| {
             format!(
                 "{{\"name\":\"t\",\"id\":\"0000000000000abc\",\"partitions\":{partitions},\"retention_ms\":{retention},\
                  \"visibility_timeout_ms\":30000,\"max_in_flight_per_partition\":{in_flight},\
@@ -211,6 +216,12 @@ fn alter_applies_its_groups_in_order_and_shows_the_topic() {
         let answer = patch("{\"partitions\":5,\"retention_ms\":7200000}").await;
         answer.expect(400, &error("partitions must be more than the topic has, which is 5"));
         patch("{\"max_in_flight_per_partition\":1}").await.expect(200, &topic(5, 7_200_000, 1, 9));
+        // Caps have no upper bound, and none is cut to 32 bits.
+        let (in_flight, ahead) = ((1 << 32) + 1, i64::MAX as u64);
+        let caps = "{\"max_in_flight_per_partition\":4294967297,\"max_acked_ahead_per_partition\":9223372036854775807}";
+        patch(caps).await.expect(200, &topic(5, 7_200_000, in_flight, ahead));
+        let more = patch("{\"max_in_flight_per_partition\":9223372036854775808}").await;
+        assert_eq!(more.status, 400, "{}", more.text());
     });
 }
 
@@ -239,6 +250,7 @@ fn refusals_of_an_alter_change_nothing() {
         for (replies, status, text) in [
             (vec![MetaReply::Changed, MetaReply::Changed], 409, "topic changed since it was read"),
             (vec![MetaReply::Unavailable("x".to_owned())], 503, "control plane temporarily unavailable"),
+            (vec![MetaReply::Unknown("x".to_owned())], 503, MAYBE_APPLIED),
         ] {
             world.broker().change_replies.borrow_mut().extend(replies);
             world.ask("PATCH", "/v1/topics/t", JSON, body).await.expect(status, &error(text));

@@ -40,7 +40,11 @@ pub const QUEUE_RECORDS_MIN: usize = 4096;
 pub const LOOKAHEAD_WINDOWS: usize = 16;
 /// Commits in flight, hung ones aside.
 pub const COMMITS_MAX: usize = 16;
-/// How many of those may be probes, so that a thousand failing destinations leave slots to those that are well.
+/// How many of those may be probes: half. Probes go first, and one that nobody answers keeps its slot for [`HUNG_AFTER`],
+/// so without a bound 16 destinations that hang would take every slot, second after second, from those that are well.
+/// A commit to one that is well takes milliseconds: 8 slots carry thousands a second. What it costs: when more than 8
+/// hang, they are asked in turn, 8 a second, and n of them may take n / 8 seconds to be found well again. Those that
+/// fail at once give their slot back at once and wait for nobody.
 pub const PROBES_MAX: usize = 8;
 /// Encoded bytes of one commit, unless it is a single record (E16, lesson N24).
 pub const COMMIT_BYTES_MAX: usize = 8 << 20;
@@ -70,7 +74,7 @@ fn encoded_bytes(record: &Record) -> usize {
 
 fn remote_nodes(snapshot: &Snapshot) -> BTreeSet<NodeId> {
     let addresses = snapshot.placement.values().flat_map(|placement| placement.iter());
-    addresses.map(|address| address.node).filter(|node| *node != NodeId::LOCAL).collect()
+    addresses.map(|address| address.node).filter(|node| *node != NodeId::LOCAL && *node != NodeId::NONE).collect()
 }
 
 /// What a deployment may choose.

@@ -99,7 +99,7 @@ fn history(seed: u64) {
             world.log(partition).read_delay.set(Duration::from_micros(rng.below(300)));
         }
         if rng.chance(1, 2) {
-            world.alter(rng.range(1, 6) as u32, rng.range(1, 6) as u32);
+            world.alter(rng.range(1, 6), rng.range(1, 6));
         }
         let auditor: Rc<Auditor> = Rc::default();
         let produced: Rc<Cell<u64>> = Rc::default();

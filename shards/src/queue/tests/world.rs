@@ -317,7 +317,7 @@ impl World {
         self.install();
     }
 
-    pub fn alter(&self, in_flight_max: u32, acked_ahead_max: u32) {
+    pub fn alter(&self, in_flight_max: u64, acked_ahead_max: u64) {
         self.change(|snapshot| {
             let mut meta = (**snapshot.topic(TOPIC).expect("created")).clone();
             meta.max_in_flight_per_partition = in_flight_max;

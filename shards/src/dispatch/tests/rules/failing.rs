@@ -1,6 +1,6 @@
 //! Scripts: destinations that fail, hang or die, and the way of skipped records back.
 
-use crate::dispatch::core::Limits;
+use crate::dispatch::core::{Limits, COMMITS_MAX, PROBES_MAX};
 use crate::dispatch::tests::script::{run, Script};
 
 #[test]
@@ -59,6 +59,28 @@ fn lesson_n23_1_hung_owner_stalls_nobody_else() {
         > commit orders/0 [20-21] to 7/0 (30s)
         ",
     );
+}
+
+#[test]
+fn probes_that_hang_leave_half_of_the_slots_to_those_that_are_well() {
+    let mut script = Script::new(Limits::default());
+    let addresses = (0..60).map(|p| if p < 20 { "7/0" } else { "0/0" }).collect::<Vec<_>>().join(",");
+    script.command(&format!("topic orders 1 60 on {addresses}"));
+    let commits = |lines: Vec<String>| lines.iter().filter(|line| line.contains("commit orders/")).count();
+    for partition in 0..20 {
+        script.command(&format!("append {} orders/{partition}", partition + 1));
+    }
+    (0..20).for_each(|partition| drop(script.command(&format!("fail orders/{partition}"))));
+    // Twenty are due to be asked again, and nobody answers.
+    assert_eq!(commits(script.command("tick 1s")), PROBES_MAX);
+    // Half of the slots are left, whatever hangs.
+    let well: usize = (20..40).map(|p| commits(script.command(&format!("append {} orders/{p}", p + 1)))).sum();
+    assert_eq!(well, COMMITS_MAX - PROBES_MAX);
+    for partition in 20..40 {
+        script.command(&format!("ok orders/{partition}"));
+    }
+    // The first eight are hung and have given their slots back: it is the turn of the next eight.
+    assert_eq!(commits(script.command("tick 1s")), PROBES_MAX);
 }
 
 #[test]

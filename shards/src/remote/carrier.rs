@@ -1,0 +1,297 @@
+//! The carrier of a shard of a cluster: what is for this node goes over the rings as before, what is for another one
+//! goes there as a frame.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::credit::Credits;
+use super::{CallError, PeerBook, Transport, CALL_BUDGET_MIN};
+use crate::api::{ConsumeError, SettleStatus};
+use crate::meta::{guessed_shard, home_shard, Address, Destination, Incarnation, NodeId, ShardId};
+use crate::peer::{Carrier, CommitError, LocalBoxFuture, Lost, Reply, Request};
+use crate::rt::{self, Queue};
+use crate::wire::{self, status, Incoming, Kind, Outgoing};
+
+/// Budgets of calls (cluster.md 8). A commit brings its own.
+pub const CLAIM_BUDGET: Duration = Duration::from_millis(500);
+pub const SETTLE_BUDGET: Duration = Duration::from_secs(2);
+pub const STATS_BUDGET: Duration = Duration::from_secs(2);
+pub const DEFAULT_BUDGET: Duration = Duration::from_secs(5);
+/// What a long poll may take beyond its wait.
+pub const PARK_MARGIN: Duration = Duration::from_secs(2);
+
+/// Routes that are remembered: those whose shard is not the one that is guessed. Beyond it they are learnt again.
+const ROUTES_MAX: usize = 16_384;
+
+/// Wraps the carrier of one shard. Cheap to clone.
+#[derive(Clone)]
+pub struct RemoteCarrier {
+    shared: Rc<Shared>,
+}
+
+struct Shared {
+    inner: Rc<dyn Carrier>,
+    transport: Rc<dyn Transport>,
+    peers: RefCell<Arc<PeerBook>>,
+    routes: RefCell<BTreeMap<(NodeId, Destination), ShardId>>,
+    credits: Credits,
+}
+
+/// Why there is no answer.
+enum Failure {
+    /// Membership says that the node is dead, or knows no such node: nothing was tried.
+    Dead,
+    NotSent(String),
+    Unknown(String),
+}
+
+impl RemoteCarrier {
+    pub fn new(inner: Rc<dyn Carrier>, transport: Rc<dyn Transport>) -> RemoteCarrier {
+        let shared = Shared {
+            inner,
+            transport,
+            peers: RefCell::default(),
+            routes: RefCell::default(),
+            credits: Credits::default(),
+        };
+        RemoteCarrier { shared: Rc::new(shared) }
+    }
+}
+
+impl Carrier for RemoteCarrier {
+    fn call(&self, to: Address, request: Request) -> LocalBoxFuture<'static, Result<Reply, Lost>> {
+        if to.node == NodeId::LOCAL {
+            return self.shared.inner.call(to, request);
+        }
+        let shared = self.shared.clone();
+        Box::pin(async move { shared.ask(to.node, request).await })
+    }
+
+    fn send(&self, to: Address, request: Request) {
+        if to.node == NodeId::LOCAL {
+            return self.shared.inner.send(to, request);
+        }
+        let shared = self.shared.clone();
+        if let Request::Settle { .. } = request {
+            // Its answer helps nobody, but a frame that needs none would not be tried again on a fresh connection.
+            rt::spawn(Queue::Consume, async move { drop(shared.ask(to.node, request).await) });
+            return;
+        }
+        let Ok((_, address)) = shared.address_of(to.node, &request) else { return };
+        if let Some(frame) = wire::ask(&request, Duration::ZERO) {
+            shared.transport.send(address, frame);
+        }
+    }
+
+    fn install_peers(&self, peers: Arc<PeerBook>) {
+        let previous = self.shared.peers.replace(peers.clone());
+        // Another process may have placed its partitions otherwise (E43).
+        let same = |node: &NodeId| match (previous.peers.get(node), peers.peers.get(node)) {
+            (Some(before), Some(now)) => before.boot_id == now.boot_id,
+            _ => false,
+        };
+        self.shared.routes.borrow_mut().retain(|(node, _), _| same(node));
+        self.shared.inner.install_peers(peers);
+    }
+}
+
+/// The partition that a request is about, if it is about one: then its shard is worth remembering.
+fn partition_of(request: &Request) -> Option<Destination> {
+    let of = |incarnation: &Incarnation, partition: u32| Destination { incarnation: *incarnation, partition };
+    match request {
+        Request::Commit(batch) => Some(batch.destination),
+        Request::Claim { incarnation, partition: Some(partition), .. }
+        | Request::Park { incarnation, partition: Some(partition), .. }
+        | Request::ReadAt { incarnation, partition, .. } => Some(of(incarnation, *partition)),
+        Request::Settle { incarnation, settles } => Some(of(incarnation, settles.first()?.partition)),
+        _ => None,
+    }
+}
+
+/// The topic whose home shard a request goes to, if it is about no partition.
+fn topic_of(request: &Request) -> Option<Incarnation> {
+    match request {
+        Request::NodeClaim { incarnation, .. }
+        | Request::Register { incarnation, .. }
+        | Request::NodeAvailable { incarnation, .. }
+        | Request::Pass { incarnation, .. }
+        | Request::Stats { incarnation } => Some(*incarnation),
+        _ => None,
+    }
+}
+
+fn budget_of(request: &Request) -> Duration {
+    match request {
+        Request::Commit(batch) => batch.budget,
+        Request::Claim { .. } | Request::NodeClaim { .. } | Request::Register { .. } => CLAIM_BUDGET,
+        Request::Park { wait, .. } => *wait + PARK_MARGIN,
+        Request::Settle { .. } => SETTLE_BUDGET,
+        Request::Stats { .. } => STATS_BUDGET,
+        _ => DEFAULT_BUDGET,
+    }
+}
+
+impl Shared {
+    /// The shard to ask, and where it listens.
+    fn address_of(&self, node: NodeId, request: &Request) -> Result<(ShardId, SocketAddr), Failure> {
+        let peers = self.peers.borrow();
+        let peer = peers.peers.get(&node).ok_or(Failure::Dead)?;
+        // Only a commit is worth a try against membership's word: it has nowhere else to go.
+        if !peer.alive && !matches!(request, Request::Commit(_)) {
+            return Err(Failure::Dead);
+        }
+        let shards = peer.shard_addrs.len() as ShardId;
+        let shard = match (partition_of(request), topic_of(request)) {
+            (Some(destination), _) => {
+                let known = self.routes.borrow().get(&(node, destination)).copied().filter(|shard| *shard < shards);
+                known.unwrap_or_else(|| guessed_shard(destination, shards))
+            }
+            (None, Some(incarnation)) => home_shard(incarnation, shards),
+            (None, None) => 0,
+        };
+        let address = peer.shard_addrs.get(usize::from(shard)).copied();
+        let unknown = || Failure::NotSent(format!("node {} has not told the addresses of its shards yet", peer.name));
+        address.map(|address| (shard, address)).ok_or_else(unknown)
+    }
+
+    async fn ask(self: Rc<Self>, node: NodeId, request: Request) -> Result<Reply, Lost> {
+        let failed = failure_reply(&request);
+        match self.exchange(node, request).await {
+            Ok(reply) => Ok(reply),
+            Err(failure) => failed(failure),
+        }
+    }
+
+    async fn exchange(&self, node: NodeId, request: Request) -> Result<Reply, Failure> {
+        let (shard, address) = self.address_of(node, &request)?;
+        let (destination, budget) = (partition_of(&request), budget_of(&request).max(CALL_BUDGET_MIN));
+        let settles = if let Request::Settle { settles, .. } = &request { settles.len() } else { 0 };
+        let frame = wire::ask(&request, budget);
+        let frame = frame.ok_or_else(|| Failure::NotSent(format!("{request:?} does not leave its node")))?;
+        let commit = matches!(request, Request::Commit(_));
+        // The frame holds on to the records of a commit.
+        drop(request);
+        let answered = match commit {
+            true => self.commit(address, frame, budget).await,
+            false => self.transport.call(address, frame).await,
+        };
+        match answered {
+            Ok(incoming) => self.answered(node, (shard, destination, settles), &incoming),
+            Err(CallError::NotSent(text)) => {
+                // Whoever comes back there may have other shards (E43).
+                self.routes.borrow_mut().retain(|(other, _), _| *other != node);
+                Err(Failure::NotSent(text))
+            }
+            Err(CallError::Unknown(text)) => Err(Failure::Unknown(text)),
+        }
+    }
+
+    /// A commit goes on credit.
+    async fn commit(&self, to: SocketAddr, frame: Outgoing, budget: Duration) -> Result<Incoming, CallError> {
+        let deadline = rt::now() + budget;
+        self.look_at_connection(to);
+        let credit = self.credits.take(to, frame.frame_bytes() as u64, budget).await;
+        let Some(_credit) = credit else {
+            return Err(CallError::NotSent("the owner granted no room for the commit in time".to_owned()));
+        };
+        let budget = (deadline - rt::now()).max(CALL_BUDGET_MIN);
+        let answered = self.transport.call(to, Outgoing { budget, ..frame }).await;
+        self.look_at_connection(to);
+        if let Some(granted) = answered.as_ref().ok().map(|reply| reply.header.credit_bytes).filter(|bytes| *bytes > 0)
+        {
+            self.credits.granted(to, u64::from(granted));
+        }
+        answered
+    }
+
+    fn look_at_connection(&self, to: SocketAddr) {
+        let granted = self.transport.hello_of(to).map_or(0, |hello| hello.commit_credit_bytes);
+        self.credits.connected(to, self.transport.connection_to(to), u64::from(granted));
+    }
+
+    fn answered(
+        &self,
+        node: NodeId,
+        (asked, destination, settles): (ShardId, Option<Destination>, usize),
+        incoming: &Incoming,
+    ) -> Result<Reply, Failure> {
+        debug_assert_eq!(incoming.header.kind, Kind::Reply);
+        match wire::answered(incoming) {
+            Ok((served, reply)) => {
+                if let (Some(destination), Some(served)) = (destination, served) {
+                    self.learn(node, destination, asked, served, incoming.header.status);
+                }
+                match &reply {
+                    Reply::Settled(statuses) if statuses.len() != settles => {
+                        Err(Failure::Unknown(format!("{} answers to {settles} settles", statuses.len())))
+                    }
+                    _ => Ok(reply),
+                }
+            }
+            // 503: the handler never began.
+            Err(refusal) if refusal.status == status::UNAVAILABLE => Err(Failure::NotSent(refusal.to_string())),
+            Err(refusal) => Err(Failure::Unknown(refusal.to_string())),
+        }
+    }
+
+    fn learn(&self, node: NodeId, destination: Destination, asked: ShardId, served: ShardId, status: u16) {
+        let mut routes = self.routes.borrow_mut();
+        if status == status::MISDIRECTED {
+            routes.remove(&(node, destination));
+        } else if served != asked {
+            if routes.len() >= ROUTES_MAX {
+                routes.clear();
+            }
+            routes.insert((node, destination), served);
+        }
+    }
+}
+
+/// What a caller is told when there is no answer, in the terms of its own request.
+fn failure_reply(request: &Request) -> impl FnOnce(Failure) -> Result<Reply, Lost> {
+    enum Of {
+        Commit,
+        Produce,
+        Consume,
+        ReadAt,
+        Register,
+        Settle(usize),
+        Other,
+    }
+    let of = match request {
+        Request::Commit(_) => Of::Commit,
+        Request::Produce { .. } => Of::Produce,
+        Request::Claim { .. } | Request::Park { .. } | Request::NodeClaim { .. } => Of::Consume,
+        Request::ReadAt { .. } => Of::ReadAt,
+        Request::Register { .. } => Of::Register,
+        Request::Settle { settles, .. } => Of::Settle(settles.len()),
+        _ => Of::Other,
+    };
+    move |failure| {
+        let consume = match failure {
+            Failure::Dead => ConsumeError::OwnerDown,
+            Failure::NotSent(_) | Failure::Unknown(_) => ConsumeError::Unreachable,
+        };
+        let settle = match failure {
+            Failure::Dead | Failure::NotSent(_) => SettleStatus::OwnerDown,
+            Failure::Unknown(_) => SettleStatus::Unanswered,
+        };
+        let text = match failure {
+            Failure::Dead => "the node is dead, or not known here".to_owned(),
+            Failure::NotSent(text) | Failure::Unknown(text) => text,
+        };
+        match of {
+            Of::Commit => Ok(Reply::Commit(Err(CommitError::Unreachable(text)))),
+            Of::Produce => Ok(Reply::Produced(Err(CommitError::Unreachable(text)))),
+            Of::Consume => Ok(Reply::Deliveries(Err(consume))),
+            Of::ReadAt => Ok(Reply::ReadAt(Err(consume))),
+            Of::Register => Ok(Reply::Registered(Err(consume))),
+            Of::Settle(count) => Ok(Reply::Settled(vec![settle; count])),
+            Of::Other => Err(Lost(text)),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Commits travel on credit (E41): how many bytes of commits each shard of another node takes from this one at a time.
+//!
+//! The other side grants a window in its hello and may change it with every reply. A commit that does not fit waits
+//! here, first come first served; one larger than the window goes alone. What waits has not left: when its budget ends
+//! it is not applied for certain. To the dispatcher it is a commit like any other, so after a second it counts as hung
+//! and holds no slot, and what queues behind it goes back to the WAL: its queue is what is kept short by the credit.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::ConnectionId;
+use crate::rt;
+use crate::rt::sync::{oneshot, Sender};
+
+#[derive(Default)]
+struct Window {
+    connection: Option<ConnectionId>,
+    granted_bytes: u64,
+    used_bytes: u64,
+    waiting: VecDeque<(u64, Sender<Credit>)>,
+}
+
+impl Window {
+    fn fits(&self, bytes: u64) -> bool {
+        self.used_bytes == 0 || self.used_bytes + bytes <= self.granted_bytes
+    }
+}
+
+/// The windows of all shards that commits go to.
+#[derive(Clone, Default)]
+pub(super) struct Credits {
+    windows: Rc<RefCell<BTreeMap<SocketAddr, Window>>>,
+}
+
+/// Bytes of one commit under way; given back when the call has ended, however.
+pub(super) struct Credit {
+    credits: Credits,
+    to: SocketAddr,
+    bytes: u64,
+}
+
+impl Credits {
+    /// The connection that requests take now, and what its other side has granted. A new one voids the old grant.
+    pub fn connected(&self, to: SocketAddr, connection: Option<ConnectionId>, granted_bytes: u64) {
+        {
+            let mut windows = self.windows.borrow_mut();
+            let window = windows.entry(to).or_default();
+            if window.connection == connection {
+                return;
+            }
+            window.connection = connection;
+            window.granted_bytes = granted_bytes;
+        }
+        self.go_on(to);
+    }
+
+    /// The other side grants so much from now on.
+    pub fn granted(&self, to: SocketAddr, granted_bytes: u64) {
+        if let Some(window) = self.windows.borrow_mut().get_mut(&to) {
+            window.granted_bytes = granted_bytes;
+        }
+        self.go_on(to);
+    }
+
+    /// `None`: there was none within `patience`.
+    pub async fn take(&self, to: SocketAddr, bytes: u64, patience: Duration) -> Option<Credit> {
+        let waiting = {
+            let mut windows = self.windows.borrow_mut();
+            let window = windows.entry(to).or_default();
+            if window.waiting.is_empty() && window.fits(bytes) {
+                window.used_bytes += bytes;
+                None
+            } else {
+                let (sender, receiver) = oneshot();
+                window.waiting.push_back((bytes, sender));
+                Some(receiver)
+            }
+        };
+        match waiting {
+            None => Some(Credit { credits: self.clone(), to, bytes }),
+            Some(receiver) => rt::timeout(patience, receiver).await.ok().flatten(),
+        }
+    }
+
+    /// Hands out what there is to those who wait.
+    fn go_on(&self, to: SocketAddr) {
+        loop {
+            let next = {
+                let mut windows = self.windows.borrow_mut();
+                let Some(window) = windows.get_mut(&to) else { return };
+                match window.waiting.front() {
+                    Some((bytes, _)) if window.fits(*bytes) => {
+                        let next = window.waiting.pop_front();
+                        window.used_bytes += next.as_ref().map_or(0, |(bytes, _)| *bytes);
+                        next
+                    }
+                    _ => None,
+                }
+            };
+            let Some((bytes, sender)) = next else { return };
+            // One that has given up drops its credit, which comes back here.
+            drop(sender.send(Credit { credits: self.clone(), to, bytes }));
+        }
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        if let Some(window) = self.credits.windows.borrow_mut().get_mut(&self.to) {
+            window.used_bytes = window.used_bytes.saturating_sub(self.bytes);
+        }
+        self.credits.go_on(self.to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rt::{sim, Queue};
+    use std::cell::Cell;
+
+    fn address() -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], 1))
+    }
+
+    #[test]
+    fn e41_what_does_not_fit_waits_its_turn_and_a_large_one_goes_alone() {
+        sim::run(1, async {
+            let credits = Credits::default();
+            credits.connected(address(), Some(ConnectionId(1)), 100);
+            let patience = Duration::from_secs(1);
+            let first = credits.take(address(), 60, patience).await.expect("fits");
+            let order: Rc<RefCell<Vec<u64>>> = Rc::default();
+            let tasks: Vec<_> = [500, 30]
+                .into_iter()
+                .map(|bytes| {
+                    let (credits, order) = (credits.clone(), order.clone());
+                    rt::spawn(Queue::Commit, async move {
+                        rt::sleep(Duration::from_millis(if bytes == 30 { 5 } else { 0 })).await;
+                        let credit = credits.take(address(), bytes, patience).await.expect("in time");
+                        order.borrow_mut().push(bytes);
+                        rt::sleep(Duration::from_millis(10)).await;
+                        drop(credit);
+                    })
+                })
+                .collect();
+            rt::sleep(Duration::from_millis(20)).await;
+            assert!(order.borrow().is_empty(), "30 would fit, but came later");
+            drop(first);
+            for task in tasks {
+                task.await;
+            }
+            assert_eq!(*order.borrow(), [500, 30]);
+        });
+    }
+
+    #[test]
+    fn e41_one_that_gave_up_takes_nothing_and_a_grant_lets_others_go() {
+        sim::run(1, async {
+            let credits = Credits::default();
+            let held = credits.take(address(), 10, Duration::ZERO).await.expect("the first goes without a grant");
+            assert!(credits.take(address(), 10, Duration::from_millis(1)).await.is_none(), "no connection, no grant");
+            let got: Rc<Cell<bool>> = Rc::default();
+            let (seen, other) = (got.clone(), credits.clone());
+            let task = rt::spawn(Queue::Commit, async move {
+                let credit = other.take(address(), 10, Duration::from_secs(1)).await;
+                seen.set(credit.is_some());
+            });
+            rt::sleep(Duration::from_millis(1)).await;
+            credits.connected(address(), Some(ConnectionId(2)), 20);
+            task.await;
+            assert!(got.get());
+            drop(held);
+            let all = credits.take(address(), 20, Duration::ZERO).await;
+            assert!(all.is_some(), "everything came back");
+        });
+    }
+}

@@ -1,0 +1,5 @@
+//! Whole shards of several nodes over a simulated network.
+
+mod commits;
+mod consumes;
+mod world;

@@ -1,0 +1,94 @@
+use std::time::Duration;
+
+use narad_shards::api::MetaReply;
+
+use super::*;
+use crate::config::{LogFormat, LogLevel};
+use crate::telemetry::logged;
+
+/// The audit lines that a test causes, without their first fields, which are always the same.
+fn audited<F: Future<Output = ()> + 'static>(test: impl FnOnce(World) -> F + 'static) -> Vec<String> {
+    let lines = logged(LogLevel::Info, LogFormat::Text, || run(test));
+    let lines = lines.iter().filter_map(|line| {
+        let (head, rest) = line.split_once(" msg=audit component=audit ")?;
+        let level = head.rsplit_once("level=")?.1;
+        Some(format!("{level} {rest}"))
+    });
+    lines.collect()
+}
+
+#[test]
+fn operations_8_every_change_leaves_its_outcome() {
+    let lines = audited(|world| async move {
+        let replies = |all: Vec<MetaReply>| world.broker().change_replies.borrow_mut().extend(all);
+        let unavailable = || MetaReply::Unavailable("x".to_owned());
+        let unknown = || MetaReply::Unknown("x".to_owned());
+        let create = || world.ask("POST", "/v1/topics", JSON, b"{\"name\":\"a\"}");
+        assert_eq!(create().await.status, 201);
+        replies(vec![MetaReply::Exists, unavailable(), unknown()]);
+        assert_eq!((create().await.status, create().await.status, create().await.status), (409, 503, 503));
+        let delete = |path| world.ask("DELETE", path, "", b"");
+        replies(vec![MetaReply::Changed, MetaReply::Deleted, unknown()]);
+        assert_eq!(delete("/v1/topics/t").await.status, 204);
+        assert_eq!(delete("/v1/topics/t").await.status, 503);
+        assert_eq!(delete("/v1/topics/gone").await.status, 404);
+    });
+    let expected = [
+        "INFO event=topic.create actor=\"\" target=a status=201 outcome=ok",
+        "INFO event=topic.create actor=\"\" target=a status=409 outcome=rejected",
+        "INFO event=topic.create actor=\"\" target=a status=503 outcome=failed",
+        "INFO event=topic.create actor=\"\" target=a status=503 outcome=unknown",
+        "INFO event=topic.delete actor=\"\" target=t status=204 outcome=ok incarnation=0000000000000abc",
+        "INFO event=topic.delete actor=\"\" target=t status=503 outcome=unknown incarnation=0000000000000abc",
+        "INFO event=topic.delete actor=\"\" target=gone status=404 outcome=rejected",
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn operations_8_fields_of_one_alter_with_different_outcomes_have_lines_of_their_own() {
+    let lines = audited(|world| async move {
+        let patch = |path, body: &'static str| world.ask("PATCH", path, JSON, body.as_bytes());
+        let caps = "{\"partitions\":4,\"max_in_flight_per_partition\":7,\"max_acked_ahead_per_partition\":8}";
+        assert_eq!(patch("/v1/topics/t", caps).await.status, 200);
+        assert_eq!(patch("/v1/topics/t", "{\"partitions\":4,\"retention_ms\":0}").await.status, 400);
+        assert_eq!(patch("/v1/topics/gone", "{\"partitions\":4,\"retention_ms\":0}").await.status, 404);
+    });
+    let expected = [
+        "INFO event=topic.alter actor=\"\" target=t status=200 outcome=ok \
+         fields=max_in_flight_per_partition,max_acked_ahead_per_partition,partitions",
+        "INFO event=topic.alter actor=\"\" target=t status=200 outcome=ok fields=retention_ms",
+        "INFO event=topic.alter actor=\"\" target=t status=400 outcome=rejected fields=partitions",
+        "INFO event=topic.alter actor=\"\" target=gone status=404 outcome=rejected fields=retention_ms,partitions",
+    ];
+    assert_eq!(lines, expected);
+}
+
+#[test]
+fn operations_8_a_client_that_leaves_does_not_take_its_line_along() {
+    let lines = audited(|world| async move {
+        world.broker().change_takes.set(Duration::from_secs(5));
+        let mut client = world.connect();
+        client.send(&request("POST", "/v1/topics", JSON, b"{\"name\":\"a\"}")).await;
+        rt::sleep(Duration::from_secs(1)).await;
+        drop(client.end);
+        client.served.await;
+    });
+    assert_eq!(lines, ["INFO event=topic.create actor=\"\" target=a status=499 outcome=unknown"]);
+}
+
+#[test]
+fn operations_8_what_falls_earlier_leaves_no_line() {
+    let lines = audited(|world| async move {
+        for (method, path, body) in [
+            ("POST", "/v1/topics", "{"),
+            ("POST", "/v1/topics", "{\"name\":\"a\",\"partitions\":1}"),
+            ("PATCH", "/v1/topics/t", "{}"),
+            ("DELETE", "/v1/topics/t?force=1", ""),
+        ] {
+            assert_eq!(world.ask(method, path, JSON, body.as_bytes()).await.status, 400, "{method} {body}");
+        }
+        assert_eq!(world.ask("GET", "/v1/topics/t?partition=0", "", b"").await.status, 200);
+    });
+    assert!(lines.is_empty(), "{lines:?}");
+}
