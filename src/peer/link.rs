@@ -16,7 +16,7 @@ use super::admission::PROVE_WITHIN;
 use super::buffers::Quic;
 use super::frames::FrameReader;
 use super::greeting;
-use super::liveness::{Due, Liveness};
+use super::liveness::{Due, Liveness, Progress};
 use super::outbox::Outbox;
 use super::proof::{prove, verify, Material, Role};
 use super::queue::{lane_of, stream_of, Recalled, SendQueue};
@@ -95,6 +95,7 @@ pub(super) struct Link {
     pub serving: BTreeMap<u64, Sender<()>>,
     quic_timer: Option<Instant>,
     liveness: Liveness,
+    progress: Progress,
     keep_alive: Option<Duration>,
     next_keep_alive: Instant,
     pub ended_because: String,
@@ -135,6 +136,7 @@ impl Link {
             serving: BTreeMap::new(),
             quic_timer: None,
             liveness: Liveness::new(now),
+            progress: Progress::default(),
             keep_alive: keep_alive.filter(|_| dialled),
             next_keep_alive: now,
             ended_because: String::new(),
@@ -445,6 +447,10 @@ impl Link {
             // Refused only where the connection is ending anyway.
             let _ = self.quic.send_ack_eliciting();
         }
+        if self.progress.over_at().is_some_and(|at| at <= now) {
+            self.end(LATE, "it takes nothing of what is to be sent to it");
+            return;
+        }
         match self.liveness.due(now, self.waiting()) {
             Due::Nothing => {}
             Due::Ping => {
@@ -470,10 +476,11 @@ impl Link {
 
     pub fn next_timer(&self) -> Option<Instant> {
         let opening = (!matches!(self.phase, Phase::Open | Phase::Ended)).then_some(self.open_by);
-        let mut timers = [self.quic_timer, opening, None, None];
+        let mut timers = [self.quic_timer, opening, None, None, None];
         if self.is_open() {
             timers[2] = self.keep_alive.map(|_| self.next_keep_alive);
             timers[3] = self.liveness.next(self.waiting());
+            timers[4] = self.progress.over_at();
         }
         timers.into_iter().flatten().min()
     }
@@ -488,8 +495,12 @@ impl Link {
         if self.is_open() && !self.queue.is_empty() {
             // No more than these packets hold: what quiche has taken is not overtaken any more.
             let packets = UDP_SEGMENTS_MAX.min(UDP_SEND_BYTES_MAX / bytes_max);
-            match self.queue.feed(&mut self.quic, packets * (bytes_max - PACKET_OVERHEAD_BYTES)) {
-                Ok(left) => more = left,
+            let quantum = packets * (bytes_max - PACKET_OVERHEAD_BYTES);
+            match self.queue.feed(&mut self.quic, quantum) {
+                Ok(taken) => {
+                    more = taken == quantum;
+                    self.progress.note(taken, !self.queue.is_empty(), now);
+                }
                 Err(error) => self.end(MALFORMED, &format!("a lane cannot be written: {error:?}")),
             }
         }
@@ -529,7 +540,7 @@ impl Link {
 
     /// The same peer has a newer connection to us.
     pub fn replace(&mut self) {
-        self.end(STOPPED, "the peer was started again");
+        self.end(STOPPED, "the peer has dialled again");
     }
 
     fn end(&mut self, code: u64, reason: &str) {

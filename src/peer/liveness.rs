@@ -67,9 +67,48 @@ impl Liveness {
     }
 }
 
+/// Whether the other side takes what is to be sent. One that lives but does not read must not make us hold replies for
+/// ever; a slow path always moves something in that time.
+#[derive(Default)]
+pub(super) struct Progress {
+    by: Option<Instant>,
+}
+
+const STALL: Duration = Duration::from_secs(5);
+
+impl Progress {
+    /// `taken` bytes have left the queue, and `waiting` says whether it holds more.
+    pub fn note(&mut self, taken: usize, waiting: bool, now: Instant) {
+        match (waiting, self.by) {
+            (false, _) => self.by = None,
+            (true, Some(_)) if taken == 0 => {}
+            (true, _) => self.by = Some(now + STALL),
+        }
+    }
+
+    /// When it has taken nothing for too long.
+    pub fn over_at(&self) -> Option<Instant> {
+        self.by
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_that_takes_nothing_is_given_up_and_one_that_takes_little_is_not() {
+        let mut progress = Progress::default();
+        progress.note(100, false, at(0));
+        assert_eq!(progress.over_at(), None);
+        progress.note(0, true, at(10));
+        progress.note(0, true, at(4_000));
+        assert_eq!(progress.over_at(), Some(at(5_010)));
+        progress.note(1, true, at(5_000));
+        assert_eq!(progress.over_at(), Some(at(10_000)));
+        progress.note(7, false, at(6_000));
+        assert_eq!(progress.over_at(), None);
+    }
 
     fn at(ms: u64) -> Instant {
         Instant(0) + Duration::from_millis(ms)

@@ -44,18 +44,22 @@ fn k38_a_silent_peer_is_found_by_a_ping_and_a_slow_one_is_not() {
         ask(&a, through).await.expect("it is answered");
         let connection = a.connection_to(through);
         // E40: its handler hangs, but it answers pings: slow, not dead.
-        let hanging = a.call(through, question(HANG, Lane::Produce, b"", 2_500)).await;
+        let hanging = a.call(through, question(HANG, Lane::Produce, b"", 1_500)).await;
         assert!(matches!(hanging, Err(CallError::Unknown(_))));
         let metrics = a.metrics();
         assert!(metrics.pings >= 1 && metrics.silent == 0, "{metrics:?}");
         assert_eq!(a.connection_to(through), connection);
+        let hanging = a.call(through, question(HANG, Lane::Produce, b"", 30_000));
+        until(|| other.begun.get() == 3).await;
         cut.set(true);
-        let lost = a.call(through, question(HANG, Lane::Produce, b"", 30_000)).await;
+        let lost = hanging.await;
         assert!(matches!(&lost, Err(CallError::Unknown(text)) if text.contains("ping")), "{lost:?}");
         assert_eq!((a.metrics().silent, a.connection_to(through), one.lost.get()), (1, None, 1));
         cut.set(false);
         ask(&a, through).await.expect("the next request dials, at once");
         assert_ne!(a.connection_to(through), connection);
+        // Whoever dials again has given up what was before: its handler ends with it.
+        until(|| other.dropped.get() == 2 && other.lost.get() == 1).await;
     });
 }
 
@@ -124,7 +128,7 @@ fn control_connections_outlive_silence_and_others_do_not() {
             let settings = PeerSettings { keep_alive, idle_timeout: Duration::from_millis(300), ..secret(SECRET) };
             let (a, b) = (start(&handle, &one, settings.clone()), start(&handle, &other, settings));
             ask(&a, b.local_addr()).await.expect("it is answered");
-            rt::sleep(Duration::from_millis(1_000)).await;
+            rt::sleep(Duration::from_millis(700)).await;
             assert_eq!(a.connection_to(b.local_addr()).is_some(), keep_alive);
             ask(&a, b.local_addr()).await.expect("it is dialled again where it has to be");
         });
