@@ -134,6 +134,7 @@ impl Membership {
     /// Asks to be let in whenever this node has no configuration, has seen no leader for 15 s, or is a learner whose
     /// replica `caught_up` says is current: admission is proven by its own consensus alone (K30).
     pub async fn run_join(self: Rc<Membership>, caught_up: impl Fn() -> bool + 'static) {
+        self.compare_recorded_address();
         if self.settings.peers.is_empty() {
             return;
         }
@@ -155,6 +156,19 @@ impl Membership {
                 self.sweep(view.raft_id).await;
             }
             rt::sleep(JOIN_SWEEP).await;
+        }
+    }
+
+    /// Peers without a member record of this node dial what it advertised first (5.5).
+    fn compare_recorded_address(&self) {
+        let (view, me) = (self.consensus.view(), &self.settings.me);
+        let Some(recorded) = view.server(view.raft_id).filter(|server| server.address != me.peer_address) else {
+            return;
+        };
+        let (recorded, advertised) = (&*recorded.address, &*me.peer_address);
+        match self.settings.peers.is_empty() {
+            true => tracing::info!(recorded, advertised, "cluster: this node is recorded under another peer address"),
+            false => tracing::error!(recorded, advertised, "cluster: this node is recorded under another peer address than it advertises now; the record follows at the next join, or set cluster.advertised_addr back"),
         }
     }
 
@@ -247,7 +261,7 @@ impl Membership {
         }
         let _held = self.changing.enter().await;
         if let Err(stopped) = self.log.barrier().await {
-            return refusal(status::UNAVAILABLE, "unavailable", &stopped.0);
+            return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
         }
         let (steps, answer) = decide(&self.consensus.view());
         if answer.status == status::CONFLICT {
@@ -266,7 +280,7 @@ impl Membership {
             Step::Propose(command) => match self.log.propose(command).await {
                 Ok(Outcome::Refused(refusal)) => Err(format!("the metadata refused: {refusal:?}")),
                 Ok(_) => Ok(()),
-                Err(stopped) => Err(stopped.0),
+                Err(stopped) => Err(stopped.why),
             },
             Step::Remove(raft_id) => self.consensus.remove(raft_id).await,
             Step::AddLearner(server) => self.consensus.add_learner(&server).await,
@@ -300,7 +314,7 @@ impl Membership {
         let _held = self.changing.enter().await;
         if self.consensus.view().leads {
             if let Err(stopped) = self.log.barrier().await {
-                return refusal(status::UNAVAILABLE, "unavailable", &stopped.0);
+                return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
             }
         }
         let decided = admission::forget(node, &self.applier.state(), &self.consensus.view(), rt::now());
