@@ -8,6 +8,8 @@
 //!
 //! Nothing before step 3 can be seen by anybody. A disk that refuses step 3 is asked again for 30 s, then the applier
 //! stops for good (K17): an entry is never skipped.
+//!
+//! Images of the store (E37) are taken and put in place by the same task, between two batches.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::VecDeque;
@@ -45,6 +47,18 @@ pub struct Stopped {
     pub underway: bool,
 }
 
+impl Stopped {
+    /// What was asked for may come to pass all the same.
+    pub fn unknown(why: String) -> Stopped {
+        Stopped { why, underway: true }
+    }
+
+    /// Nothing was begun.
+    pub fn refused(why: String) -> Stopped {
+        Stopped { why, underway: false }
+    }
+}
+
 /// Entries that one transaction takes at most.
 const BATCH_ENTRIES_MAX: usize = 256;
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -53,18 +67,36 @@ const RETRY_TOTAL: Duration = Duration::from_secs(30);
 
 struct Entry {
     index: u64,
-    command: Command,
-    answer: Sender<Outcome>,
+    /// `None`: an election or a change of servers. It moves the index all the same (K14).
+    command: Option<Command>,
+    answer: Option<Sender<Outcome>>,
+}
+
+enum Work {
+    Entry(Entry),
+    /// Copies the store into an image of its own; answers with the applied index that the image has.
+    TakeImage(Sender<Result<u64, String>>),
+    /// Puts the received image in the place of the store; answers with its applied index.
+    InstallImage(Sender<u64>),
+}
+
+enum Next {
+    Entries(Vec<Entry>),
+    TakeImage(Sender<Result<u64, String>>),
+    InstallImage(Sender<u64>),
 }
 
 pub struct Applier {
-    queue: RefCell<VecDeque<Entry>>,
+    queue: RefCell<VecDeque<Work>>,
     queued: Notify,
     /// Holds durable changes only.
     snapshot: RefCell<Arc<Snapshot>>,
     /// What is stored. The run task is ahead of it while it stores a batch.
     state: RefCell<State>,
     trust: Cell<bool>,
+    /// Index that every shard has seen the effects of.
+    shown_index: Cell<u64>,
+    shown: Notify,
     stopped: RefCell<Option<Stopped>>,
     has_stopped: Notify,
     watch: Arc<MetastoreWatch>,
@@ -80,6 +112,8 @@ impl Applier {
             snapshot: RefCell::new(Arc::new(placement.snapshot(&state))),
             state: RefCell::new(state.clone()),
             trust: Cell::new(false),
+            shown_index: Cell::new(state.applied_index()),
+            shown: Notify::new(),
             stopped: RefCell::default(),
             has_stopped: Notify::new(),
             watch,
@@ -93,20 +127,51 @@ impl Applier {
     /// command is applied all the same.
     pub fn submit(&self, index: u64, command: Command) -> impl Future<Output = Result<Outcome, Stopped>> + 'static {
         let (answer, receiver) = oneshot();
-        let stopped = self.stopped();
-        if stopped.is_none() {
-            self.queue.borrow_mut().push_back(Entry { index, command, answer });
-            self.queued.notify_one();
-        }
+        let queued = self.queue(Work::Entry(Entry { index, command: Some(command), answer: Some(answer) }));
         async move {
-            match stopped {
-                Some(stopped) => Err(stopped),
-                None => receiver.await.ok_or_else(|| Stopped {
-                    why: "this node can no longer store metadata, and stops".to_owned(),
-                    underway: true,
-                }),
-            }
+            queued?;
+            receiver
+                .await
+                .ok_or_else(|| Stopped::unknown("this node can no longer store metadata, and stops".to_owned()))
         }
+    }
+
+    /// Queues an entry without a command: the index moves with a transaction of its own (K14).
+    pub fn submit_empty(&self, index: u64) {
+        let _ = self.queue(Work::Entry(Entry { index, command: None, answer: None }));
+        // stopped: nothing moves any more
+    }
+
+    /// Copies the store, as it is once everything queued before is applied, into its image file. Resolves with the
+    /// applied index of the image.
+    pub fn take_image(&self) -> impl Future<Output = Result<u64, String>> + 'static {
+        let (answer, receiver) = oneshot();
+        let queued = self.queue(Work::TakeImage(answer));
+        async move {
+            queued.map_err(|stopped| stopped.why)?;
+            receiver.await.unwrap_or_else(|| Err("metadata writes have stopped".to_owned()))
+        }
+    }
+
+    /// Puts the received image in the place of the store, once everything queued before is applied. Resolves with the
+    /// applied index when every shard sees what the image holds.
+    pub fn install_image(&self) -> impl Future<Output = Result<u64, Stopped>> + 'static {
+        let (answer, receiver) = oneshot();
+        let queued = self.queue(Work::InstallImage(answer));
+        async move {
+            queued?;
+            let why = "metadata stopped while a snapshot was being installed";
+            receiver.await.ok_or_else(|| Stopped::unknown(why.to_owned()))
+        }
+    }
+
+    fn queue(&self, work: Work) -> Result<(), Stopped> {
+        if let Some(stopped) = self.stopped() {
+            return Err(stopped);
+        }
+        self.queue.borrow_mut().push_back(work);
+        self.queued.notify_one();
+        Ok(())
     }
 
     pub fn snapshot(&self) -> Arc<Snapshot> {
@@ -129,6 +194,20 @@ impl Applier {
         self.queued.notify_one();
     }
 
+    /// Resolves when every shard sees the effects of the entry at `index` (E52).
+    pub async fn wait_shown(&self, index: u64) -> Result<(), Stopped> {
+        loop {
+            let woken = self.shown.notified();
+            if self.shown_index.get() >= index {
+                return Ok(());
+            }
+            if let Some(stopped) = self.stopped() {
+                return Err(stopped);
+            }
+            woken.await;
+        }
+    }
+
     pub fn stopped(&self) -> Option<Stopped> {
         self.stopped.borrow().clone()
     }
@@ -148,72 +227,157 @@ impl Applier {
         self.watch.applied_index.store(state.applied_index(), Relaxed);
     }
 
-    fn stop(&self, why: Stopped) {
+    /// Nothing is applied any more (K17).
+    pub fn stop(&self, why: Stopped) {
+        if self.stopped.borrow().is_some() {
+            return;
+        }
         self.watch.stopped.store(true, Relaxed);
         *self.stopped.borrow_mut() = Some(why);
         self.queue.borrow_mut().clear(); // their waiters learn that the outcome is unknown
         self.has_stopped.notify_all();
+        self.shown.notify_all();
     }
 
-    /// At least one, unless ownership may be trusted from now on.
-    async fn next_entries(&self) -> Vec<Entry> {
+    async fn next(&self) -> Next {
         loop {
             let woken = self.queued.notified();
-            let entries: Vec<Entry> = {
-                let mut queue = self.queue.borrow_mut();
-                let take = queue.len().min(BATCH_ENTRIES_MAX);
-                queue.drain(..take).collect()
-            };
-            if !entries.is_empty() || self.trust.get() {
-                return entries;
+            if let Some(next) = self.take() {
+                return next;
             }
             woken.await;
         }
     }
+
+    fn take(&self) -> Option<Next> {
+        let mut queue = self.queue.borrow_mut();
+        let mut entries = Vec::new();
+        while entries.len() < BATCH_ENTRIES_MAX {
+            match queue.pop_front() {
+                Some(Work::Entry(entry)) => entries.push(entry),
+                Some(other) if !entries.is_empty() => {
+                    queue.push_front(other);
+                    break;
+                }
+                Some(Work::TakeImage(answer)) => return Some(Next::TakeImage(answer)),
+                Some(Work::InstallImage(answer)) => return Some(Next::InstallImage(answer)),
+                None => break,
+            }
+        }
+        // None at all, when ownership may be trusted from now on.
+        (!entries.is_empty() || self.trust.get()).then_some(Next::Entries(entries))
+    }
 }
 
-async fn run<S: Storage>(
-    applier: Rc<Applier>,
-    mut store: S,
-    mut state: State,
-    mut placement: Placement,
+/// What the task owns.
+struct Run<S> {
+    store: S,
+    state: State,
+    placement: Placement,
     install: Rc<dyn Install>,
-) {
+}
+
+async fn run<S: Storage>(applier: Rc<Applier>, store: S, state: State, placement: Placement, install: Rc<dyn Install>) {
+    let mut run = Run { store, state, placement, install };
     loop {
-        let entries = applier.next_entries().await;
+        let done = match applier.next().await {
+            Next::Entries(entries) => run.apply(&applier, entries).await,
+            Next::TakeImage(answer) => Ok(run.take_image(answer).await),
+            Next::InstallImage(answer) => run.install_image(&applier, answer).await,
+        };
+        run = match done {
+            Ok(run) => run,
+            Err(stopped) => return applier.stop(stopped),
+        };
+    }
+}
+
+impl<S: Storage> Run<S> {
+    async fn apply(mut self, applier: &Applier, entries: Vec<Entry>) -> Result<Run<S>, Stopped> {
         let mut batch = Batch::default();
         let mut answers = Vec::with_capacity(entries.len());
         for entry in entries {
-            let applied = apply(&state, &entry.command);
-            state.absorb(entry.index, &applied.changes);
             batch.applied_index = entry.index;
-            batch.newest_command_type = batch.newest_command_type.max(entry.command.type_number());
+            let Some(command) = entry.command else {
+                self.state.absorb(entry.index, &[]);
+                continue;
+            };
+            let applied = apply(&self.state, &command);
+            self.state.absorb(entry.index, &applied.changes);
+            batch.newest_command_type = batch.newest_command_type.max(command.type_number());
             batch.changes.extend(applied.changes);
             answers.push((entry.answer, applied.outcome));
         }
         let mut shown = batch.changes.iter().any(Change::shows_in_snapshot);
-        if !answers.is_empty() {
+        if batch.applied_index > 0 {
             let batch = Arc::new(batch);
-            store = match commit(store, batch.clone(), &applier.watch).await {
-                Ok(store) => store,
-                Err(stopped) => return applier.stop(stopped),
-            };
+            self.store = commit(self.store, batch.clone(), &applier.watch).await?;
             applier.state.borrow_mut().absorb(batch.applied_index, &batch.changes);
-            applier.tell(&state);
+            applier.tell(&self.state);
         }
         if applier.trust.take() {
-            placement.trust();
+            self.placement.trust();
             shown = true;
         }
         if shown {
-            placement.follow(&state);
-            let snapshot = Arc::new(placement.snapshot(&state));
-            *applier.snapshot.borrow_mut() = snapshot.clone();
-            install.install(snapshot).await;
+            self.show(applier).await;
         }
+        self.shown(applier);
         for (answer, outcome) in answers {
-            let _ = answer.send(outcome); // the client may have gone
+            if let Some(answer) = answer {
+                let _ = answer.send(outcome); // the client may have gone
+            }
         }
+        Ok(self)
+    }
+
+    async fn show(&mut self, applier: &Applier) {
+        self.placement.follow(&self.state);
+        let snapshot = Arc::new(self.placement.snapshot(&self.state));
+        *applier.snapshot.borrow_mut() = snapshot.clone();
+        self.install.install(snapshot).await;
+    }
+
+    fn shown(&self, applier: &Applier) {
+        applier.shown_index.set(self.state.applied_index());
+        applier.shown.notify_all();
+    }
+
+    async fn take_image(mut self, answer: Sender<Result<u64, String>>) -> Run<S> {
+        let mut store = self.store;
+        let (returned, begun) = rt::blocking(move || {
+            let begun = store.begin_image();
+            (store, begun)
+        })
+        .await;
+        self.store = returned;
+        let index = self.state.applied_index();
+        // The copy is of this instant; entries go on meanwhile.
+        rt::spawn(Queue::Background, async move {
+            let copied = match begun {
+                Ok(copy) => rt::blocking(copy).await,
+                Err(error) => Err(error),
+            };
+            let _ = answer.send(copied.map(|()| index)); // nobody has to wait for it
+        });
+        self
+    }
+
+    async fn install_image(mut self, applier: &Applier, answer: Sender<u64>) -> Result<Run<S>, Stopped> {
+        let mut store = self.store;
+        let (returned, result) = rt::blocking(move || {
+            let result = store.install_image();
+            (store, result)
+        })
+        .await;
+        self.store = returned;
+        self.state = result.map_err(|error| Stopped::unknown(format!("a received metadata snapshot: {error}")))?;
+        *applier.state.borrow_mut() = self.state.clone();
+        applier.tell(&self.state);
+        self.show(applier).await;
+        self.shown(applier);
+        let _ = answer.send(self.state.applied_index()); // the driver may have stopped
+        Ok(self)
     }
 }
 

@@ -10,6 +10,7 @@ mod applier;
 mod apply;
 mod ballast;
 mod command;
+pub mod consensus;
 mod controller;
 pub(crate) mod fuzz;
 mod membership;
@@ -19,7 +20,7 @@ mod placement;
 mod rows;
 mod servers;
 mod state;
-mod store;
+pub(crate) mod store;
 mod watch;
 mod wire;
 
@@ -50,8 +51,8 @@ pub use placement::Placement;
 pub use rows::BadCommand;
 pub use servers::{Consensus, Server, View};
 pub use state::{Assignment, Change, Member, State};
-pub use store::{Batch, Storage, Store, FORMAT};
-pub use watch::MetastoreWatch;
+pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
+pub use watch::{ConsensusWatch, MetastoreWatch};
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {

@@ -4,6 +4,8 @@
 //!
 //! Rows are JSON, read once at start.
 
+pub mod image;
+
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -51,7 +53,16 @@ pub struct Batch {
 pub trait Storage: Send + 'static {
     /// `Ok` means durable. After an error the same batch may be tried again.
     fn commit(&mut self, batch: &Batch) -> Result<(), String>;
+
+    /// Pins what is stored now. The returned work, which may run beside later commits, copies it into the image file
+    /// and makes that durable under its name (E37).
+    fn begin_image(&mut self) -> Result<CopyImage, String>;
+
+    /// Puts the received image in the place of the store and reads it.
+    fn install_image(&mut self) -> Result<State, String>;
 }
+
+pub type CopyImage = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
 /// The open file. After an error redb refuses everything until it is opened anew, hence the `Option`.
 pub struct Store {
@@ -137,6 +148,10 @@ impl Store {
         })?;
         self.database = Some(database);
         Ok(())
+    }
+
+    fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
     }
 
     #[cfg(test)]
@@ -313,6 +328,14 @@ impl Storage for Store {
             self.ballast.take();
         }
         result
+    }
+
+    fn begin_image(&mut self) -> Result<CopyImage, String> {
+        self.begin_copy()
+    }
+
+    fn install_image(&mut self) -> Result<State, String> {
+        self.take_over(&image::received(self.directory()))
     }
 }
 

@@ -63,6 +63,14 @@ impl Storage for Shelf {
         content.batches.push(batch.clone());
         Ok(())
     }
+
+    fn begin_image(&mut self) -> Result<CopyImage, String> {
+        Err("this store has no images".to_owned())
+    }
+
+    fn install_image(&mut self) -> Result<State, String> {
+        Err("this store has no images".to_owned())
+    }
 }
 
 /// Shards that install after a while, and a record of what they have installed and when it was stored.

@@ -45,6 +45,8 @@ pub mod operation {
     pub const SNAPSHOT: u16 = 65;
     /// A replay read.
     pub const READ_AT: u16 = 66;
+    /// A metadata command that a node which does not lead asks the leader to propose (E47).
+    pub const PROPOSE: u16 = 67;
 }
 
 /// Statuses of replies: HTTP's numbers, mapped one to one at the HTTP boundary.

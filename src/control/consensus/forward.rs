@@ -1,0 +1,254 @@
+//! Having things decided. Proposals and read barriers are made where this node leads; elsewhere the leader is asked by
+//! operations of our own (E47). Each has a deadline, and ends early when the leadership does. A proposal carries an id,
+//! so that whoever made it finds it when it comes back in the log: its outcome is the one of the own state machine,
+//! and a read right after the answer sees the write (E52).
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use narad_shards::peer::LocalBoxFuture;
+use narad_shards::remote::CallError;
+use narad_shards::rt::sync::oneshot;
+use narad_shards::rt::{self, Instant};
+use narad_shards::wire::{status, Incoming, Outgoing};
+
+use super::codec::{self, ProposalId};
+use super::configuration::Change;
+use super::driver::{Request, Verdict};
+use super::{Consensus, Stopped, DEADLINE};
+use crate::control::{Command, Log, Outcome};
+
+/// Between two attempts while nobody leads.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Why something was not done.
+enum Failure {
+    /// For certain not: it may be tried again.
+    NotDone(String),
+    Unknown(String),
+}
+
+/// Committed, and what it does once it is applied here.
+struct Committed {
+    index: u64,
+    outcome: Option<LocalBoxFuture<'static, Result<Outcome, Stopped>>>,
+}
+
+fn unknown(why: impl std::fmt::Display) -> Failure {
+    Failure::Unknown(format!("{why}: the change may still be applied"))
+}
+
+/// The log of a node's control plane.
+pub struct ConsensusLog(pub Rc<Consensus>);
+
+impl Log for ConsensusLog {
+    fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>> {
+        let consensus = self.0.clone();
+        Box::pin(async move { consensus.propose(command).await })
+    }
+
+    fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>> {
+        let consensus = self.0.clone();
+        Box::pin(async move { consensus.pass_barrier().await })
+    }
+}
+
+impl Consensus {
+    /// See [`Log::propose`].
+    pub async fn propose(&self, command: Command) -> Result<Outcome, Stopped> {
+        let until = rt::now() + DEADLINE;
+        let outcome = self.until_done(until, || self.try_propose(command.clone(), until)).await?;
+        outcome.await
+    }
+
+    /// See [`Log::barrier`].
+    pub async fn pass_barrier(&self) -> Result<(), Stopped> {
+        let until = rt::now() + DEADLINE;
+        let passed = async {
+            let index = self.until_done(until, || self.try_read(until)).await?;
+            self.applier.wait_shown(index).await
+        };
+        rt::timeout(DEADLINE, passed)
+            .await
+            .unwrap_or_else(|_| Err(Stopped::unknown("the barrier was not passed in time".to_owned())))
+    }
+
+    /// Tries again what was not done for certain, until the deadline.
+    async fn until_done<T>(
+        &self,
+        until: Instant,
+        mut attempt: impl AsyncFnMut() -> Result<T, Failure>,
+    ) -> Result<T, Stopped> {
+        loop {
+            if let Some(stopped) = self.stopped() {
+                return Err(stopped);
+            }
+            let changed = self.changed();
+            match attempt().await {
+                Ok(value) => return Ok(value),
+                Err(Failure::Unknown(why)) => return Err(Stopped::unknown(why)),
+                Err(Failure::NotDone(why)) if rt::now() + RETRY >= until => {
+                    return Err(Stopped::refused(format!("{why}; nothing was changed, try again")));
+                }
+                Err(Failure::NotDone(_)) => drop(rt::timeout(RETRY, changed).await),
+            }
+        }
+    }
+
+    async fn try_propose(
+        &self,
+        command: Command,
+        until: Instant,
+    ) -> Result<LocalBoxFuture<'static, Result<Outcome, Stopped>>, Failure> {
+        let id = self.new_id();
+        let committed = if self.leads() {
+            self.propose_here(id, command, until).await?
+        } else {
+            self.propose_there(id, &command, until).await?
+        };
+        committed.outcome.ok_or_else(|| unknown("the change came back without an outcome"))
+    }
+
+    async fn propose_here(&self, id: ProposalId, command: Command, until: Instant) -> Result<Committed, Failure> {
+        let command = (self.settings.prepare)(command).map_err(Failure::NotDone)?;
+        let committed = self.wait_for(id, true);
+        self.request(Request::Propose { id, data: command.encode() });
+        self.await_commit(id, committed, until).await
+    }
+
+    async fn await_commit(
+        &self,
+        id: ProposalId,
+        committed: impl std::future::Future<Output = Option<Verdict>>,
+        until: Instant,
+    ) -> Result<Committed, Failure> {
+        let verdict = rt::timeout(until - rt::now(), committed).await;
+        self.forget(id);
+        match verdict {
+            Ok(Some(Verdict::Committed { index, outcome })) => Ok(Committed { index, outcome }),
+            Ok(Some(Verdict::NotProposed(why))) => Err(Failure::NotDone(why)),
+            Ok(Some(Verdict::Unknown(why))) => Err(Failure::Unknown(why)),
+            Ok(None) => Err(unknown("this node's consensus has stopped")),
+            Err(_) => Err(unknown("the change was not decided in time")),
+        }
+    }
+
+    fn leader_elsewhere(&self) -> Result<SocketAddr, Failure> {
+        let (_, address) = self.leader().ok_or_else(|| Failure::NotDone("no leader is known".to_owned()))?;
+        address.ok_or_else(|| Failure::NotDone("the leader's address is not known".to_owned()))
+    }
+
+    async fn propose_there(&self, id: ProposalId, command: &Command, until: Instant) -> Result<Committed, Failure> {
+        let address = self.leader_elsewhere()?;
+        let mut committed = self.wait_for(id, false);
+        let budget = until - rt::now();
+        let call = self.transport.call(address, codec::propose_frame(budget, id, &command.encode()));
+        // It may come back in the log before the leader's reply does.
+        let replied = match rt::first_of(&mut committed, call).await {
+            Ok(verdict) => return self.await_commit(id, std::future::ready(verdict), until).await,
+            Err(replied) => replied,
+        };
+        let waiting = match replied {
+            Ok(reply) if reply.header.status == status::OK => Ok(()),
+            Ok(reply) if reply.header.status == status::MISDIRECTED => Err(Failure::NotDone(codec::reply_text(&reply))),
+            Ok(reply) => Err(Failure::Unknown(codec::reply_text(&reply))),
+            Err(CallError::NotSent(why)) => {
+                Err(Failure::NotDone(format!("the leader at {address} cannot be reached: {why}")))
+            }
+            Err(CallError::Unknown(why)) => Err(unknown(format!("the leader at {address} did not answer: {why}"))),
+        };
+        if let Err(failure) = waiting {
+            self.forget(id);
+            return Err(failure);
+        }
+        self.await_commit(id, committed, rt::now() + DEADLINE).await
+    }
+
+    /// The index up to which everything reaches that was decided before the call.
+    async fn try_read(&self, until: Instant) -> Result<u64, Failure> {
+        if self.leads() {
+            return self.read_here().await;
+        }
+        let address = self.leader_elsewhere()?;
+        match self.transport.call(address, codec::read_frame(until - rt::now())).await {
+            Ok(reply) if reply.header.status == status::OK => {
+                codec::reply_index(&reply).ok_or_else(|| Failure::NotDone("the leader's answer is no index".to_owned()))
+            }
+            Ok(reply) => Err(Failure::NotDone(codec::reply_text(&reply))),
+            Err(error) => Err(Failure::NotDone(error.text().to_owned())),
+        }
+    }
+
+    async fn read_here(&self) -> Result<u64, Failure> {
+        let (answer, index) = oneshot();
+        self.request(Request::Read(answer));
+        let lost = || Failure::NotDone("this node lost the leadership before a quorum confirmed it".to_owned());
+        index.await.ok_or_else(lost)
+    }
+
+    pub(super) async fn take_proposal(&self, incoming: &Incoming) -> Outgoing {
+        let payload = incoming.payload();
+        let Some((id, command)) = payload.split_at_checked(16).and_then(|(id, rest)| Some((ProposalId::of(id)?, rest)))
+        else {
+            return codec::refusal(incoming, status::BAD_REQUEST, "a proposal without an id");
+        };
+        let command = match Command::decode(command) {
+            Ok(command) => command,
+            Err(error) => return codec::refusal(incoming, status::BAD_REQUEST, &format!("{error:?}")),
+        };
+        if !self.leads() {
+            return codec::refusal(incoming, status::MISDIRECTED, "this node does not lead");
+        }
+        let until = rt::now() + incoming.budget().min(DEADLINE);
+        match self.propose_here(id, command, until).await {
+            Ok(Committed { index, .. }) => codec::index_reply(incoming, index),
+            Err(Failure::NotDone(why)) => codec::refusal(incoming, status::MISDIRECTED, &why),
+            Err(Failure::Unknown(why)) => codec::refusal(incoming, status::UNAVAILABLE, &why),
+        }
+    }
+
+    pub(super) async fn take_read(&self, incoming: &Incoming) -> Outgoing {
+        let not_here = |why: &str| codec::refusal(incoming, status::MISDIRECTED, why);
+        if !self.leads() {
+            return not_here("this node does not lead");
+        }
+        match rt::timeout(incoming.budget().min(DEADLINE), self.read_here()).await {
+            Ok(Ok(index)) => codec::index_reply(incoming, index),
+            Ok(Err(Failure::NotDone(why) | Failure::Unknown(why))) => not_here(&why),
+            Err(_) => not_here("no quorum confirmed the leader in time"),
+        }
+    }
+
+    pub(super) async fn change(&self, change: Change) -> Result<(), Stopped> {
+        let until = rt::now() + DEADLINE;
+        self.until_done(until, async || {
+            if !self.leads() {
+                return Err(Failure::NotDone("this node does not lead".to_owned()));
+            }
+            let id = self.new_id();
+            let committed = self.wait_for(id, true);
+            self.request(Request::Change { id, change: change.clone() });
+            self.await_commit(id, committed, until).await.map(drop)
+        })
+        .await
+    }
+}
+
+/// A leader whose recorded address is not the one it advertises puts that right: a lone node that is to be grown, or
+/// one that has moved (E57).
+pub(super) async fn keep_own_address(consensus: Rc<Consensus>) {
+    while consensus.stopped().is_none() {
+        let changed = consensus.changed();
+        let status = consensus.status();
+        let own = status.configuration.servers.get(&status.raft_id).filter(|_| status.is_established);
+        if let Some(server) = own.filter(|server| server.address != consensus.settings.address) {
+            let (name, address) = (server.name.clone(), consensus.settings.address.clone());
+            tracing::info!(recorded = server.address, address, "consensus: recording the address that is advertised");
+            if consensus.promote(status.raft_id, &name, &address).await.is_ok() {
+                continue;
+            }
+        }
+        changed.await;
+    }
+}

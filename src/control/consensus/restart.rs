@@ -1,0 +1,131 @@
+//! What to do with the files that a start finds, before consensus starts: never a new cluster on top of existing
+//! metadata, never metadata rolled back behind what was applied, without an operator (K16).
+
+use super::configuration::Server;
+
+/// How the node was told to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// No peers: a cluster of one voter, this one.
+    Lone(Server),
+    /// May found the cluster of these voters, itself among them: nobody has one yet (K29).
+    Bootstrap { me: String, voters: Vec<Server> },
+    /// Waits to be added to a cluster that exists.
+    Join,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FoundState {
+    pub applied_index: u64,
+    /// Has been run with a consensus directory.
+    pub is_replicated: bool,
+    pub is_empty: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundLog {
+    pub start_index: u64,
+    pub last_index: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// `None`: there is no state file.
+    pub state: Option<FoundState>,
+    /// `None`: there is no consensus file.
+    pub log: Option<FoundLog>,
+    /// Applied index of the image that the leader sent last, and of the one made here. Only whole ones.
+    pub received: Option<u64>,
+    pub made: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Image {
+    Received,
+    Made,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Make a consensus file whose log begins behind `start_index`, which the state has, with the mode's voters.
+    FoundCluster { start_index: u64 },
+    /// Begin with an empty log and an empty state; set aside what is there.
+    JoinEmpty { set_state_aside: bool, set_log_aside: bool },
+    /// State and log fit: entries that the state holds are skipped.
+    Keep,
+    /// The image takes the place of the state; the rest of the log is applied to it.
+    Restore(Image),
+    /// The state is made again from the log, which begins at the beginning.
+    Rebuild,
+    /// Nothing is touched.
+    Refuse(String),
+}
+
+/// The first entry that a founded log may begin behind. A joiner's empty log never reaches it, so it gets a snapshot,
+/// and with that the configuration, which no entry carries.
+pub const FIRST_START: u64 = 1;
+
+const REMEDY: &str = "start the data directory that belongs together, or, to give up what this node alone holds of the cluster's metadata, start once with --restored";
+
+pub fn decide(mode: &Mode, restored: bool, found: &Found) -> Decision {
+    // The log of a restored directory is of the past: whoever votes by it votes twice (E36).
+    let (log, has_old_log) = match restored {
+        true => (None, found.log.is_some()),
+        false => (found.log, false),
+    };
+    match (log, &found.state) {
+        (None, state) => without_log(mode, restored, state.as_ref(), has_old_log),
+        (Some(log), None) => without_state(mode, log, found),
+        (Some(log), Some(state)) if state.applied_index > log.last_index => older_log(mode, log, state),
+        (Some(log), Some(state)) if state.applied_index >= log.start_index => Decision::Keep,
+        (Some(log), Some(_)) => without_state(mode, log, found),
+    }
+}
+
+fn without_log(mode: &Mode, restored: bool, state: Option<&FoundState>, set_log_aside: bool) -> Decision {
+    let has_data = state.is_some_and(|state| !state.is_empty || state.is_replicated);
+    let was_replicated = state.is_some_and(|state| state.is_replicated);
+    let start_index = state.map_or(0, |state| state.applied_index).max(FIRST_START);
+    match mode {
+        Mode::Join => Decision::JoinEmpty { set_state_aside: has_data, set_log_aside },
+        Mode::Bootstrap { .. } if restored => Decision::JoinEmpty { set_state_aside: has_data, set_log_aside },
+        Mode::Bootstrap { .. } if has_data => Decision::Refuse(format!(
+            "there is metadata here but no consensus log: this node would found a new cluster on top of it; {REMEDY}"
+        )),
+        Mode::Bootstrap { .. } => Decision::FoundCluster { start_index: FIRST_START },
+        Mode::Lone(_) if was_replicated && !restored => Decision::Refuse(format!(
+            "the consensus log of this metadata is missing, without which what was decided last may be lost; {REMEDY}"
+        )),
+        // Metadata from before there was consensus becomes that of a cluster of one.
+        Mode::Lone(_) => Decision::FoundCluster { start_index },
+    }
+}
+
+/// The state's index is missing, or lies before everything that the log still has.
+fn without_state(mode: &Mode, log: FoundLog, found: &Found) -> Decision {
+    let fits = |image: &Option<u64>| image.is_some_and(|index| (log.start_index..=log.last_index).contains(&index));
+    if fits(&found.received) {
+        return Decision::Restore(Image::Received);
+    }
+    if fits(&found.made) {
+        return Decision::Restore(Image::Made);
+    }
+    match mode {
+        _ if log.start_index <= FIRST_START => Decision::Rebuild,
+        Mode::Join => Decision::JoinEmpty { set_state_aside: true, set_log_aside: true },
+        _ => Decision::Refuse(format!(
+            "the metadata lacks what the consensus log no longer has (it begins behind entry {}); {REMEDY}",
+            log.start_index
+        )),
+    }
+}
+
+fn older_log(mode: &Mode, log: FoundLog, state: &FoundState) -> Decision {
+    match mode {
+        Mode::Join => Decision::JoinEmpty { set_state_aside: true, set_log_aside: true },
+        _ => Decision::Refuse(format!(
+            "the consensus log ends at entry {}, but the metadata has entry {}: the log is of an older copy; {REMEDY}",
+            log.last_index, state.applied_index
+        )),
+    }
+}
