@@ -171,7 +171,9 @@ impl Consensus {
         let address = self.leader_elsewhere()?;
         match self.transport.call(address, codec::read_frame(until - rt::now())).await {
             Ok(reply) if reply.header.status == status::OK => {
-                codec::reply_index(&reply).ok_or_else(|| Failure::NotDone("the leader's answer is no index".to_owned()))
+                let index = codec::reply_index(&reply);
+                index.into_iter().for_each(|index| self.heard_commit(index));
+                index.ok_or_else(|| Failure::NotDone("the leader's answer is no index".to_owned()))
             }
             Ok(reply) => Err(Failure::NotDone(codec::reply_text(&reply))),
             Err(error) => Err(Failure::NotDone(error.text().to_owned())),

@@ -251,7 +251,8 @@ impl Consensus {
     /// of the process, and told to the shards.
     pub async fn latch(&self) -> Result<(), Stopped> {
         while !self.has_caught_up.get() {
-            if self.caught_up() && self.pass_barrier().await.is_ok() {
+            // The barrier also tells a node that was not behind when it started, to whom the leader has nothing to say.
+            if self.sees_leader() && self.pass_barrier().await.is_ok() && self.caught_up() {
                 self.has_caught_up.set(true);
                 self.applier.trust_ownership();
                 break;
@@ -344,9 +345,14 @@ impl Consensus {
         }
         self.contact.set(Some(rt::now()));
         if let Some(commit) = codec::leader_commit(message) {
-            self.leader_commit.set(Some(self.leader_commit.get().map_or(commit, |known| known.max(commit))));
-            self.watch.leader_commit_index.store(self.leader_commit.get().unwrap_or(0), Relaxed);
+            self.heard_commit(commit);
         }
+    }
+
+    fn heard_commit(&self, commit: u64) {
+        let highest = self.leader_commit.get().map_or(commit, |known| known.max(commit));
+        self.leader_commit.set(Some(highest));
+        self.watch.leader_commit_index.store(highest, Relaxed);
     }
 
     fn address_of(&self, raft_id: u64, configuration: &Configuration) -> Option<SocketAddr> {

@@ -253,6 +253,23 @@ fn k19_a_follower_that_hears_nothing_is_not_caught_up_and_a_barrier_brings_it_le
 }
 
 #[test]
+fn a_node_that_comes_back_to_an_idle_cluster_learns_that_it_is_level() {
+    for seed in 0..20 {
+        run(seed, 3, |world| async move {
+            world.start_all().await;
+            let leader = world.wait_leader().await;
+            world.settle().await;
+            rt::sleep(MS(300)).await;
+            let follower = if leader == 1 { 2 } else { 1 };
+            world.crash(follower);
+            let node = world.start(follower).await;
+            rt::timeout(Duration::from_secs(1), node.consensus.latch()).await.unwrap().unwrap();
+            assert!(node.consensus.caught_up());
+        });
+    }
+}
+
+#[test]
 fn a_hand_over_is_quick_and_loses_nothing() {
     for seed in 0..20 {
         run(seed, 3, |world| async move {
