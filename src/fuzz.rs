@@ -13,6 +13,8 @@ pub const TARGETS: &[Target] = &[
     ("http_receipt_handle", crate::http::fuzz::receipt_handle),
     ("config_file", crate::config::fuzz::file),
     ("config_values", crate::config::fuzz::values),
+    ("control_join_frame", crate::control::fuzz::join_frame),
+    ("control_log_entry", crate::control::fuzz::log_entry),
     ("control_topic_row", crate::control::fuzz::topic_row),
     ("node_cgroup", crate::node::fuzz::cgroup),
     ("node_ids", crate::node::fuzz::ids),

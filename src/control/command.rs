@@ -57,6 +57,9 @@ impl Command {
     /// Newest type that this build applies. A file that has seen a newer one belongs to a newer build (K18).
     pub const NEWEST_TYPE: u64 = 10;
 
+    /// Every release applies the types up to this one.
+    pub const FIRST_RELEASE_TYPE: u64 = 10;
+
     /// A create that leaves the owners to a later placement.
     pub fn create(topic: Arc<TopicMeta>) -> Command {
         Command::CreateTopic { topic, owners: Owners::default() }

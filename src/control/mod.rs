@@ -11,18 +11,25 @@ mod apply;
 mod ballast;
 mod command;
 pub mod consensus;
+mod controller;
 pub(crate) mod fuzz;
+mod membership;
 mod names;
+mod peers;
 mod placement;
 mod rows;
+mod servers;
 mod state;
 pub(crate) mod store;
 mod watch;
+mod wire;
 
 #[cfg(test)]
 mod state_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_support;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -36,9 +43,13 @@ use narad_shards::rt;
 pub use applier::{Applier, Install, Stopped};
 pub use apply::{apply, Applied, Outcome, Refusal};
 pub use command::{Command, Owners, Registration};
+pub use controller::Controller;
+pub use membership::{start, Answer, Join, Membership, Resolve, Settings, Start, FAILURE_MEMORY, PROBE_ROUNDS};
 pub use names::check_topic_name;
+pub use peers::{peer_book, Met};
 pub use placement::Placement;
 pub use rows::BadCommand;
+pub use servers::{Consensus, Server, View};
 pub use state::{Assignment, Change, Member, State};
 pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
 pub use watch::{ConsensusWatch, MetastoreWatch};
@@ -116,6 +127,8 @@ impl<S: Storage> Metastore<S> {
 pub struct Control {
     log: Rc<dyn Log>,
     applier: Rc<Applier>,
+    /// Of a node in a cluster.
+    controller: Option<Rc<Controller>>,
 }
 
 impl Control {
@@ -123,12 +136,23 @@ impl Control {
     /// shard and resolves when all have it.
     pub fn start<S: Storage>(metastore: Metastore<S>, install: Rc<dyn Install>) -> Control {
         let applier = Applier::start(metastore, install);
-        Control { log: Rc::new(Alone::new(applier.clone())), applier }
+        Control { log: Rc::new(Alone::new(applier.clone())), applier, controller: None }
     }
 
     /// The same over another log.
     pub fn over(log: Rc<dyn Log>, applier: Rc<Applier>) -> Control {
-        Control { log, applier }
+        Control { log, applier, controller: None }
+    }
+
+    /// The same in a cluster: new partitions wait a moment for one that is forming.
+    pub fn with_controller(self, controller: Rc<Controller>) -> Control {
+        Control { controller: Some(controller), ..self }
+    }
+
+    async fn wait_formed(&self) {
+        if let Some(controller) = &self.controller {
+            controller.wait_formed().await;
+        }
     }
 
     /// The snapshot that every shard has, or is about to get. Only durable changes are in it.
@@ -156,6 +180,7 @@ impl Control {
     }
 
     async fn create(&self, topic: NewTopic) -> Result<MetaReply, Stopped> {
+        self.wait_formed().await;
         loop {
             let proposed = Arc::new(TopicMeta {
                 name: Arc::from(topic.name.as_str()),
@@ -183,6 +208,9 @@ impl Control {
     }
 
     async fn alter(&self, name: String, incarnation: Incarnation, change: TopicChange) -> Result<MetaReply, Stopped> {
+        if change.partitions.is_some() {
+            self.wait_formed().await;
+        }
         Ok(reply_to(
             self.log
                 .propose(Command::AlterTopic { name: Arc::from(name), incarnation, change, owners: Owners::default() })

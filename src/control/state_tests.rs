@@ -279,7 +279,7 @@ fn a_file_of_format_1_opens_and_is_of_this_format_from_its_first_change_on() {
     let directory = Directory::new("format-1");
     let topics: redb::TableDefinition<&str, &[u8]> = redb::TableDefinition::new("topics");
     let meta: redb::TableDefinition<&str, u64> = redb::TableDefinition::new("fsm_meta");
-    let row = r#"{"id":"0000000000000007","partitions":3,"retention_ms":0,"visibility_timeout_ms":30000,"max_in_flight_per_partition":1024,"max_acked_ahead_per_partition":1024,"created_at_ms":1}"#;
+    let row = r#"{"id":"0000000000000007","partitions":3,"retention_ms":0,"visibility_timeout_ms":30000,"max_in_flight_per_partition":1099511627776,"max_acked_ahead_per_partition":1024,"created_at_ms":1}"#;
     let path = directory.0.join("state.redb");
     {
         let database = redb::Database::create(&path).unwrap();

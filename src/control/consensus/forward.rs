@@ -69,7 +69,7 @@ impl Consensus {
         };
         rt::timeout(DEADLINE, passed)
             .await
-            .unwrap_or_else(|_| Err(Stopped::before("the barrier was not passed in time".to_owned())))
+            .unwrap_or_else(|_| Err(Stopped::refused("the barrier was not passed in time".to_owned())))
     }
 
     /// Tries again what was not done for certain, until the deadline.
@@ -87,7 +87,7 @@ impl Consensus {
                 Ok(value) => return Ok(value),
                 Err(Failure::Unknown(why)) => return Err(Stopped::unknown(why)),
                 Err(Failure::NotDone(why)) if rt::now() + RETRY >= until => {
-                    return Err(Stopped::before(why));
+                    return Err(Stopped::refused(why));
                 }
                 Err(Failure::NotDone(_)) => drop(rt::timeout(RETRY, changed).await),
             }

@@ -22,6 +22,7 @@ mod mirror;
 pub mod restart;
 mod settle;
 mod snapshot;
+mod view;
 
 #[cfg(test)]
 mod tests;
@@ -299,7 +300,7 @@ impl Consensus {
     /// Removes a server. The leader never removes itself: it hands over first (K63).
     pub async fn remove(&self, raft_id: u64) -> Result<(), Stopped> {
         if raft_id == self.status.borrow().raft_id {
-            return Err(Stopped::before("the leader cannot remove itself: transfer the leadership first".to_owned()));
+            return Err(Stopped::refused("the leader cannot remove itself: transfer the leadership first".to_owned()));
         }
         self.change(Change::Remove { raft_id }).await
     }

@@ -1,0 +1,325 @@
+//! Who belongs to the cluster: heartbeats, the join loop of a node that no leader knows, and the leader's side of a
+//! join. The decisions are pure (`admission`, `join`, `gate`); here are the clock and the frames.
+
+mod admission;
+pub mod gate;
+mod join;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use narad_shards::peer::LocalBoxFuture;
+use narad_shards::remote::Transport;
+use narad_shards::rt::sync::Lock;
+use narad_shards::rt::{self, Instant};
+use narad_shards::wire::{operation, status, Incoming, Outgoing};
+
+use super::{wire, Applier, Command, Consensus, Log, Outcome, Refusal, Registration, View};
+use admission::Step;
+pub use admission::{Answer, Join, FAILURE_MEMORY};
+pub use join::{start, Start, PROBE_ROUNDS};
+use join::{Attempt, JoinTargets, Next};
+
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Between two tries until the first success.
+const FIRST_RETRY: Duration = Duration::from_millis(250);
+/// A heartbeat that is not decided by then is tried again.
+const HEARTBEAT_BUDGET: Duration = Duration::from_secs(5);
+const JOIN_SWEEP: Duration = Duration::from_secs(2);
+/// Without a leader that long, a node asks to be let in (5.4).
+const LEADERLESS: Duration = Duration::from_secs(15);
+const JOIN_BUDGET: Duration = Duration::from_secs(2);
+const FORGET_BUDGET: Duration = Duration::from_secs(5);
+/// The same refusal of a joiner is logged that often at most.
+const REFUSAL_LOG: Duration = Duration::from_secs(60);
+
+/// Finds the address of a `host:port`; names may have to be looked up.
+pub type Resolve = Rc<dyn Fn(&str) -> LocalBoxFuture<'static, Option<SocketAddr>>>;
+
+/// How this node takes part.
+pub struct Settings {
+    pub me: Arc<Registration>,
+    /// `host:port` of the configured peers, without this node. Empty: a lone node, which never asks anybody.
+    pub peers: Vec<String>,
+    /// No store id existed at start (E50).
+    pub empty_directory: bool,
+    pub resolve: Resolve,
+}
+
+pub struct Membership {
+    settings: Settings,
+    log: Rc<dyn Log>,
+    applier: Rc<Applier>,
+    consensus: Rc<dyn Consensus>,
+    transport: Rc<dyn Transport>,
+    targets: RefCell<JoinTargets>,
+    registered: Cell<bool>,
+    /// One change of servers at a time.
+    changing: Lock,
+    refused: RefCell<BTreeMap<String, Instant>>,
+}
+
+impl Membership {
+    pub fn new(
+        settings: Settings,
+        log: Rc<dyn Log>,
+        applier: Rc<Applier>,
+        consensus: Rc<dyn Consensus>,
+        transport: Rc<dyn Transport>,
+    ) -> Rc<Membership> {
+        let targets = RefCell::new(JoinTargets::new(settings.peers.clone()));
+        Rc::new(Membership {
+            settings,
+            log,
+            applier,
+            consensus,
+            transport,
+            targets,
+            registered: Cell::new(false),
+            changing: Lock::default(),
+            refused: RefCell::default(),
+        })
+    }
+
+    /// Tells the leader every 5 s that this node lives, as long as metadata can be stored. A lone node whose record
+    /// says what it would say again has nobody to tell.
+    pub async fn run_heartbeats(self: Rc<Membership>) {
+        while self.applier.stopped().is_none() {
+            if !self.is_told_alone() && !self.heartbeat().await {
+                rt::sleep(if self.registered.get() { JOIN_SWEEP } else { FIRST_RETRY }).await;
+                continue;
+            }
+            rt::sleep(HEARTBEAT).await;
+        }
+    }
+
+    fn is_told_alone(&self) -> bool {
+        let view = self.consensus.view();
+        let state = self.applier.state();
+        let member = state.members().get(&self.settings.me.node);
+        view.leads && view.servers.len() == 1 && member.is_some_and(|m| m.alive && m.registration == self.settings.me)
+    }
+
+    async fn heartbeat(&self) -> bool {
+        let command = Command::RegisterMember { registration: self.settings.me.clone(), stamp_ms: 0 };
+        match rt::timeout(HEARTBEAT_BUDGET, self.log.propose(command)).await {
+            Ok(Ok(Outcome::Registered(_))) => {
+                self.registered.set(true);
+                true
+            }
+            Ok(Ok(Outcome::Refused(Refusal::Tombstoned))) => {
+                self.say_refused("tombstone", "this node was removed from the cluster and its heartbeats are refused: scale it away, or empty its data directory to let it in as a new node");
+                true // the cluster's answer, not a failure
+            }
+            _ => false,
+        }
+    }
+
+    /// At most once a minute for each of them.
+    fn say_refused(&self, who: &str, why: &str) {
+        let now = rt::now();
+        let mut refused = self.refused.borrow_mut();
+        refused.retain(|_, at| now.saturating_since(*at) < REFUSAL_LOG);
+        if refused.insert(who.to_owned(), now).is_none() {
+            tracing::error!(node = who, "cluster: {why}");
+        }
+    }
+
+    /// Asks to be let in whenever this node has no configuration, has seen no leader for 15 s, or is a learner whose
+    /// replica `caught_up` says is current: admission is proven by its own consensus alone (K30).
+    pub async fn run_join(self: Rc<Membership>, caught_up: impl Fn() -> bool + 'static) {
+        if self.settings.peers.is_empty() {
+            return;
+        }
+        let mut last_leader = rt::now();
+        let mut warned = false;
+        while self.applier.stopped().is_none() {
+            let view = self.consensus.view();
+            let now = rt::now();
+            if view.leader.is_some() {
+                (last_leader, warned) = (now, false);
+            }
+            let learner = view.server(view.raft_id).is_some_and(|server| !server.voter);
+            let leaderless = view.leader.is_none() && now.saturating_since(last_leader) >= LEADERLESS;
+            let outside = view.leader.is_none() && view.server(view.raft_id).is_none();
+            if outside || leaderless || (learner && view.leader.is_some() && caught_up()) {
+                if leaderless && !std::mem::replace(&mut warned, true) {
+                    tracing::warn!("cluster: no leader for 15 s: asking the peers to be let in again");
+                }
+                self.sweep(view.raft_id).await;
+            }
+            rt::sleep(JOIN_SWEEP).await;
+        }
+    }
+
+    fn join(&self, raft_id: u64, probe: bool) -> Join {
+        let me = &self.settings.me;
+        Join {
+            node: me.node.to_string(),
+            raft_id,
+            peer_address: me.peer_address.to_string(),
+            empty_directory: self.settings.empty_directory,
+            newest_command_type: me.newest_command_type,
+            probe,
+        }
+    }
+
+    /// Asks until one leader has taken the node in.
+    async fn sweep(&self, raft_id: u64) {
+        let join = self.join(raft_id, false);
+        let targets = self.targets.borrow().sweep();
+        for target in targets {
+            let mut attempt = Attempt::at(&target);
+            let mut address = target;
+            while let Some(answer) = self.ask(&address, &join).await {
+                let next = attempt.follow(&mut self.targets.borrow_mut(), answer);
+                match next {
+                    Next::Ask(hint) => address = hint,
+                    Next::Accepted(answer) => {
+                        tracing::info!(
+                            state = answer.word,
+                            reason = answer.reason,
+                            "cluster: the leader knows this node"
+                        );
+                        return;
+                    }
+                    Next::Refused(answer) => {
+                        self.say_refused(&answer.word, &answer.reason);
+                        return;
+                    }
+                    Next::Elsewhere => break,
+                }
+            }
+        }
+    }
+
+    async fn ask(&self, address: &str, join: &Join) -> Option<Answer> {
+        let address = (self.settings.resolve)(address).await?;
+        let reply = self.transport.call(address, wire::join_request(join, JOIN_BUDGET)).await.ok()?;
+        Some(wire::read_answer(&reply))
+    }
+
+    /// Asks each of `peers` (id to `host:port`) whether it is in a cluster; what did not answer is `None` (K29).
+    pub async fn probe(&self, peers: &BTreeMap<String, String>) -> BTreeMap<String, Option<u16>> {
+        let join = self.join(0, true);
+        let asked = peers.iter().map(|(node, address)| {
+            let join = &join;
+            Box::pin(async move {
+                let answer = rt::timeout(JOIN_BUDGET, self.ask(address, join)).await.ok().flatten();
+                (node.clone(), answer.map(|answer| answer.status))
+            })
+        });
+        rt::all(asked.collect()).await.into_iter().collect()
+    }
+
+    /// Answers a frame of another control endpoint; `None` when the operation is not membership's.
+    pub async fn serve(&self, request: &Incoming) -> Option<Outgoing> {
+        let operation = request.header.operation;
+        let answer = match operation {
+            operation::JOIN_CLUSTER if request.header.version == wire::VERSION => match wire::read_join(request) {
+                Some(join) => self.admit(&join).await,
+                None => refusal(status::BAD_REQUEST, "bad_request", "unreadable join"),
+            },
+            operation::FORGET_SERVER if request.header.version == wire::VERSION => match wire::read_forget(request) {
+                Some(node) => self.forget(&node).await,
+                None => refusal(status::BAD_REQUEST, "bad_request", "unreadable node id"),
+            },
+            operation::JOIN_CLUSTER | operation::FORGET_SERVER => {
+                refusal(status::BAD_REQUEST, "bad_request", "unsupported version of a membership operation")
+            }
+            _ => return None,
+        };
+        Some(wire::answer(operation, &answer))
+    }
+
+    /// Lets a node in, or says why not. One at a time, behind a barrier.
+    pub async fn admit(&self, join: &Join) -> Answer {
+        let decide = |view: &View| admission::admit(join, &self.applier.state(), view, rt::now());
+        let view = self.consensus.view();
+        if !view.leads || join.probe {
+            return decide(&view).1;
+        }
+        let _held = self.changing.enter().await;
+        if let Err(stopped) = self.log.barrier().await {
+            return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
+        }
+        let (steps, answer) = decide(&self.consensus.view());
+        if answer.status == status::CONFLICT {
+            self.say_refused(&join.node, &answer.reason);
+        }
+        for step in steps {
+            if let Err(why) = self.take(step).await {
+                return refusal(status::UNAVAILABLE, "unavailable", &why);
+            }
+        }
+        answer
+    }
+
+    async fn take(&self, step: Step) -> Result<(), String> {
+        match step {
+            Step::Propose(command) => match self.log.propose(command).await {
+                Ok(Outcome::Refused(refusal)) => Err(format!("the metadata refused: {refusal:?}")),
+                Ok(_) => Ok(()),
+                Err(stopped) => Err(stopped.why),
+            },
+            Step::Remove(raft_id) => self.consensus.remove(raft_id).await,
+            Step::AddLearner(server) => self.consensus.add_learner(&server).await,
+            Step::Promote(server) => self.consensus.promote(&server).await,
+        }
+    }
+
+    /// The same wherever this node stands: a node that does not lead hands it to the leader.
+    pub async fn forget_by_leader(&self, node: &str) -> Answer {
+        let view = self.consensus.view();
+        if view.leads {
+            return self.forget(node).await;
+        }
+        let leader = view.leader.and_then(|leader| view.server(leader));
+        let leader = leader.map(|leader| admission::reachable(&self.applier.state(), leader));
+        let address = match leader {
+            Some(leader) => (self.settings.resolve)(&leader).await,
+            None => None,
+        };
+        let Some(address) = address else {
+            return refusal(status::UNAVAILABLE, "unavailable", "no leader is known that could decide it: try again");
+        };
+        match self.transport.call(address, wire::forget_request(node, FORGET_BUDGET)).await {
+            Ok(reply) => wire::read_answer(&reply),
+            Err(error) => refusal(status::UNAVAILABLE, "unavailable", &format!("the leader: {}", error.text())),
+        }
+    }
+
+    /// Removes a consensus server that has no member record (5.6). `200`: the word says voter or learner.
+    pub async fn forget(&self, node: &str) -> Answer {
+        let _held = self.changing.enter().await;
+        if self.consensus.view().leads {
+            if let Err(stopped) = self.log.barrier().await {
+                return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
+            }
+        }
+        let decided = admission::forget(node, &self.applier.state(), &self.consensus.view(), rt::now());
+        let server = match decided {
+            Ok(server) => server,
+            Err((status, why)) => return refusal(status, "refused", &why),
+        };
+        if let Err(why) = self.consensus.remove(server.raft_id).await {
+            return refusal(status::UNAVAILABLE, "unavailable", &why);
+        }
+        tracing::warn!(audit = true, node, raft_id = server.raft_id, voter = server.voter, "cluster: forgot a server");
+        Answer {
+            status: status::OK,
+            word: if server.voter { "voter" } else { "learner" }.to_owned(),
+            ..Answer::default()
+        }
+    }
+}
+
+fn refusal(status: u16, word: &str, reason: &str) -> Answer {
+    Answer { status, word: word.to_owned(), reason: reason.to_owned(), ..Answer::default() }
+}

@@ -1,0 +1,46 @@
+//! The peer book: the members as the shards see them, with what each has said of itself on its connection (E39).
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use narad_shards::meta::NodeId;
+use narad_shards::remote::{Hello, Peer, PeerBook};
+
+use super::{Member, State};
+
+/// Where a member's control endpoint is, and what it said there last, if anything.
+pub struct Met {
+    pub control_addr: SocketAddr,
+    pub hello: Option<Arc<Hello>>,
+}
+
+/// The book for the shards of `me`. `met` finds each peer; one whose address is unknown is left out.
+pub fn peer_book(
+    version: u64,
+    me: &Arc<str>,
+    boot_id: u64,
+    state: &State,
+    mut met: impl FnMut(&Member) -> Option<Met>,
+) -> PeerBook {
+    let number = state.members().get(me).map_or(NodeId::NONE, |member| member.number);
+    let mut peers = BTreeMap::new();
+    for member in state.members().values().filter(|member| member.node() != me) {
+        let Some(met) = met(member) else { continue };
+        // A hello of another node under this address is no word of this one.
+        let hello = met.hello.filter(|hello| *hello.node == **member.node());
+        let ports = hello.iter().flat_map(|hello| &hello.shard_ports);
+        let shard_addrs = ports.map(|port| SocketAddr::new(met.control_addr.ip(), *port)).collect();
+        peers.insert(
+            member.number,
+            Peer {
+                name: member.node().clone(),
+                alive: member.alive,
+                boot_id: hello.as_ref().map_or(0, |hello| hello.boot_id),
+                control_addr: met.control_addr,
+                shard_addrs,
+            },
+        );
+    }
+    PeerBook { version, me: me.clone(), boot_id, number, peers }
+}

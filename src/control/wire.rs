@@ -1,0 +1,99 @@
+//! Bodies of the membership operations between control endpoints (E42): JOIN_CLUSTER and FORGET_SERVER. A heartbeat has
+//! none: it travels as a proposed command.
+
+use std::time::Duration;
+
+use narad_shards::io::Slice;
+use narad_shards::wire::{operation, Incoming, Lane, Outgoing};
+use rkyv::rancor;
+
+use super::membership::{Answer, Join};
+
+/// Version of these archives.
+pub const VERSION: u8 = 1;
+
+#[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+struct JoinBody {
+    node: String,
+    raft_id: u64,
+    peer_address: String,
+    empty_directory: bool,
+    newest_command_type: u64,
+    probe: bool,
+}
+
+#[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+struct AnswerBody {
+    word: String,
+    reason: String,
+    leader_id: String,
+    leader_address: String,
+}
+
+fn frame(operation: u16, status: u16, budget: Duration, archive: &[u8]) -> Outgoing {
+    let archive = Slice::copy_from(archive);
+    let payload = Vec::new();
+    Outgoing { operation, version: VERSION, lane: Lane::Control, status, budget, credit_bytes: 0, archive, payload }
+}
+
+const IN_MEMORY: &str = "an archive of strings and numbers in memory has no way to fail";
+
+pub fn join_request(join: &Join, budget: Duration) -> Outgoing {
+    let body = JoinBody {
+        node: join.node.clone(),
+        raft_id: join.raft_id,
+        peer_address: join.peer_address.clone(),
+        empty_directory: join.empty_directory,
+        newest_command_type: join.newest_command_type,
+        probe: join.probe,
+    };
+    frame(operation::JOIN_CLUSTER, 0, budget, &rkyv::to_bytes::<rancor::Error>(&body).expect(IN_MEMORY))
+}
+
+/// `None`: unreadable, to be answered with 400.
+pub fn read_join(request: &Incoming) -> Option<Join> {
+    let body = rkyv::from_bytes::<JoinBody, rancor::Error>(request.archive()).ok()?;
+    Some(Join {
+        node: body.node,
+        raft_id: body.raft_id,
+        peer_address: body.peer_address,
+        empty_directory: body.empty_directory,
+        newest_command_type: body.newest_command_type,
+        probe: body.probe,
+    })
+}
+
+/// The answer to a join or a forget.
+pub fn answer(operation: u16, answer: &Answer) -> Outgoing {
+    let body = AnswerBody {
+        word: answer.word.clone(),
+        reason: answer.reason.clone(),
+        leader_id: answer.leader_id.clone(),
+        leader_address: answer.leader_address.clone(),
+    };
+    frame(operation, answer.status, Duration::ZERO, &rkyv::to_bytes::<rancor::Error>(&body).expect(IN_MEMORY))
+}
+
+pub fn read_answer(reply: &Incoming) -> Answer {
+    let body = rkyv::from_bytes::<AnswerBody, rancor::Error>(reply.archive()).ok();
+    let status = reply.header.status;
+    match body {
+        Some(body) => Answer {
+            status,
+            word: body.word,
+            reason: body.reason,
+            leader_id: body.leader_id,
+            leader_address: body.leader_address,
+        },
+        None => Answer { status, ..Answer::default() },
+    }
+}
+
+/// Asks the leader to forget a server; the archive is the node's name.
+pub fn forget_request(node: &str, budget: Duration) -> Outgoing {
+    frame(operation::FORGET_SERVER, 0, budget, node.as_bytes())
+}
+
+pub fn read_forget(request: &Incoming) -> Option<String> {
+    String::from_utf8(request.archive().to_vec()).ok()
+}
