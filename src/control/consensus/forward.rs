@@ -109,7 +109,8 @@ impl Consensus {
     }
 
     async fn propose_here(&self, id: ProposalId, command: Command, until: Instant) -> Result<Committed, Failure> {
-        let command = (self.settings.prepare)(command).map_err(Failure::NotDone)?;
+        let prepare = self.prepare.borrow().clone();
+        let command = prepare(command).map_err(Failure::NotDone)?;
         let committed = self.wait_for(id, true);
         self.request(Request::Propose { id, data: command.encode() });
         self.await_commit(id, committed, until).await

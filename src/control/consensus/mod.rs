@@ -69,7 +69,6 @@ pub struct Settings {
     /// `host:port` that peers reach this node's control endpoint at.
     pub address: String,
     pub address_of: AddressOf,
-    pub prepare: Prepare,
     /// Entries applied since the last snapshot that make another one due.
     pub snapshot_entries: u64,
     /// Entries kept behind a snapshot.
@@ -85,7 +84,6 @@ impl Settings {
         Settings {
             address,
             address_of: Rc::new(|_, recorded| recorded.and_then(|address| address.parse().ok())),
-            prepare: Rc::new(Ok),
             snapshot_entries: 8192,
             trailing_entries: 10_240,
             snapshot_check: Duration::from_secs(120),
@@ -133,6 +131,7 @@ pub struct Consensus {
     /// Where each server wrote from last, and when.
     heard_from: RefCell<BTreeMap<u64, (Option<SocketAddr>, Instant)>>,
     has_caught_up: Cell<bool>,
+    prepare: RefCell<Prepare>,
     waiters: RefCell<BTreeMap<ProposalId, Waiter>>,
     process: u64,
     proposals: Cell<u64>,
@@ -172,6 +171,7 @@ impl Consensus {
             leader_commit: Cell::new(None),
             heard_from: RefCell::default(),
             has_caught_up: Cell::new(false),
+            prepare: RefCell::new(Rc::new(Ok)),
             waiters: RefCell::default(),
             process: rt::random_u64(),
             proposals: Cell::new(0),
@@ -183,6 +183,12 @@ impl Consensus {
         rt::spawn(Queue::Foreground, driver::run(consensus.clone(), core));
         rt::spawn(Queue::Foreground, forward::keep_own_address(consensus.clone()));
         Ok(consensus)
+    }
+
+    /// From now on every command that this node proposes as the leader, its own or a forwarded one, goes through
+    /// `prepare` first.
+    pub fn prepare_with(&self, prepare: Prepare) {
+        *self.prepare.borrow_mut() = prepare;
     }
 
     pub fn status(&self) -> Status {
