@@ -36,6 +36,17 @@ pub struct Opened {
     pub files: Files,
 }
 
+/// Has this directory taken part in consensus?
+pub fn exists(directory: &Path) -> bool {
+    directory.join(FILE_NAME).exists()
+}
+
+/// Every file that a first start may make.
+pub fn all(directory: &Path) -> [PathBuf; 2] {
+    let log = directory.join(FILE_NAME);
+    [image::unfinished(&log), log]
+}
+
 /// Takes the restart decision for `directory` and opens what is left. `drawn`: a random number, for a new raft id.
 /// `Err` is one line with cause and remedy; nothing was touched then but leftovers of a start that died.
 pub fn open(directory: &Path, mode: &Mode, restored: bool, drawn: u64) -> Result<Opened, String> {
