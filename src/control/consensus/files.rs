@@ -144,7 +144,7 @@ fn look(directory: &Path, log: Option<&(LogFile, Stored)>, opened: Option<&(Stor
         log.is_some_and(|(_, stored)| state.as_ref().is_none_or(|state| state.applied_index < stored.start.index));
     Ok(Found {
         log: log.map(|(_, stored)| FoundLog { start_index: stored.start.index, last_index: stored.last() }),
-        received: image(image::received(directory)).filter(|_| needs_image),
+        received: needs_image.then(|| image(image::received(directory))).flatten(),
         made: needs_image.then(|| image(image::made(directory))).flatten(),
         state,
     })
