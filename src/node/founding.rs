@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::peer::LocalBoxFuture;
@@ -62,7 +63,7 @@ pub fn mode(
 pub fn peer_settings(config: &Config) -> PeerSettings {
     let cluster = &config.cluster;
     PeerSettings {
-        secret: cluster.secret.as_ref().map(|secret| Rc::from(secret.0.as_slice())),
+        secret: cluster.secret.as_ref().map(|secret| Arc::from(secret.0.as_slice())),
         tls: cluster.tls_files().map(|[certificate, key, authorities]| TlsFiles {
             certificate: certificate.clone(),
             key: key.clone(),

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -127,7 +128,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         state: Arc::new(NodeState {
             shards,
             placed,
-            caught_up: AtomicBool::new(prepared.peer_plane.is_none()),
+            caught_up: AtomicBool::new(peer_plane.is_none()),
             figures: NodeFigures::new(data.root.clone(), opened.metastore.watch.clone()),
             ..NodeState::default()
         }),
