@@ -25,6 +25,8 @@ mod watch;
 mod wire;
 
 #[cfg(test)]
+mod cluster_tests;
+#[cfg(test)]
 mod state_tests;
 #[cfg(test)]
 mod tests;
@@ -44,7 +46,7 @@ pub use applier::{Applier, Install, Stopped};
 pub use apply::{apply, Applied, Outcome, Refusal};
 pub use command::{Command, Owners, Registration};
 pub use controller::Controller;
-pub use membership::{start, Answer, Join, Membership, Resolve, Settings, Start, FAILURE_MEMORY, PROBE_ROUNDS};
+pub use membership::{start, Answer, Join, Membership, Resolve, Settings, Start, PROBE_ROUNDS};
 pub use names::check_topic_name;
 pub use peers::{peer_book, Met};
 pub use placement::Placement;
