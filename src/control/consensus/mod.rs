@@ -22,12 +22,13 @@ mod mirror;
 pub mod restart;
 mod settle;
 mod snapshot;
+mod view;
 
 #[cfg(test)]
 mod tests;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -51,6 +52,8 @@ use driver::{Request, Verdict};
 pub const CONTACT_FRESH: Duration = Duration::from_secs(5);
 /// For a proposal to be decided, a barrier to be passed, a forwarded change to arrive here (E47, E52).
 pub const DEADLINE: Duration = Duration::from_secs(5);
+/// A leader's heartbeats to a server count as failing after so long without a word from it.
+const HEARTBEAT_FAILED: Duration = Duration::from_secs(1);
 /// A hand-over is over within an election timeout, one way or the other.
 const TRANSFER_WAIT: Duration = Duration::from_millis(1500);
 
@@ -66,13 +69,14 @@ pub struct Settings {
     /// `host:port` that peers reach this node's control endpoint at.
     pub address: String,
     pub address_of: AddressOf,
-    pub prepare: Prepare,
     /// Entries applied since the last snapshot that make another one due.
     pub snapshot_entries: u64,
     /// Entries kept behind a snapshot.
     pub trailing_entries: u64,
     /// Whether one is due is looked at after this time, or up to twice that.
     pub snapshot_check: Duration,
+    /// Of a snapshot in one frame: at most half of what a frame may be (K39).
+    pub piece_bytes: usize,
 }
 
 impl Settings {
@@ -80,10 +84,10 @@ impl Settings {
         Settings {
             address,
             address_of: Rc::new(|_, recorded| recorded.and_then(|address| address.parse().ok())),
-            prepare: Rc::new(Ok),
             snapshot_entries: 8192,
             trailing_entries: 10_240,
             snapshot_check: Duration::from_secs(120),
+            piece_bytes: 4 << 20,
         }
     }
 }
@@ -124,9 +128,10 @@ pub struct Consensus {
     contact: Cell<Option<Instant>>,
     /// Highest commit index that a leader has told this process (3.1).
     leader_commit: Cell<Option<u64>>,
-    /// Addresses that servers have written from.
-    heard_from: RefCell<BTreeMap<u64, SocketAddr>>,
+    /// Where each server wrote from last, and when.
+    heard_from: RefCell<BTreeMap<u64, (Option<SocketAddr>, Instant)>>,
     has_caught_up: Cell<bool>,
+    prepare: RefCell<Prepare>,
     waiters: RefCell<BTreeMap<ProposalId, Waiter>>,
     process: u64,
     proposals: Cell<u64>,
@@ -166,6 +171,7 @@ impl Consensus {
             leader_commit: Cell::new(None),
             heard_from: RefCell::default(),
             has_caught_up: Cell::new(false),
+            prepare: RefCell::new(Rc::new(Ok)),
             waiters: RefCell::default(),
             process: rt::random_u64(),
             proposals: Cell::new(0),
@@ -177,6 +183,12 @@ impl Consensus {
         rt::spawn(Queue::Foreground, driver::run(consensus.clone(), core));
         rt::spawn(Queue::Foreground, forward::keep_own_address(consensus.clone()));
         Ok(consensus)
+    }
+
+    /// From now on every command that this node proposes as the leader, its own or a forwarded one, goes through
+    /// `prepare` first.
+    pub fn prepare_with(&self, prepare: Prepare) {
+        *self.prepare.borrow_mut() = prepare;
     }
 
     pub fn status(&self) -> Status {
@@ -228,12 +240,28 @@ impl Consensus {
         }
     }
 
+    /// Servers that have not answered this leader's heartbeats lately; empty where this node does not lead.
+    pub fn failing(&self) -> BTreeSet<u64> {
+        let status = self.status.borrow();
+        if !status.leads {
+            return BTreeSet::new();
+        }
+        let heard = self.heard_from.borrow();
+        let silent = |id: &u64| {
+            let last = heard.get(id).map_or(status.since, |(_, at)| (*at).max(status.since));
+            rt::now() - last > HEARTBEAT_FAILED
+        };
+        status.configuration.servers.keys().copied().filter(|id| *id != status.raft_id && silent(id)).collect()
+    }
+
     /// The ownership latch (K22): resolves once this node was caught up once and has passed a barrier; set for the life
-    /// of the process.
+    /// of the process, and told to the shards.
     pub async fn latch(&self) -> Result<(), Stopped> {
         while !self.has_caught_up.get() {
-            if self.caught_up() && self.pass_barrier().await.is_ok() {
+            // The barrier also tells a node that was not behind when it started, to whom the leader has nothing to say.
+            if self.sees_leader() && self.pass_barrier().await.is_ok() && self.caught_up() {
                 self.has_caught_up.set(true);
+                self.applier.trust_ownership();
                 break;
             }
             if let Some(stopped) = self.stopped() {
@@ -312,9 +340,7 @@ impl Consensus {
             }
         };
         let address = std::str::from_utf8(incoming.archive()).ok().and_then(|address| address.parse().ok());
-        if let Some(address) = address {
-            self.heard_from.borrow_mut().insert(message.from, address);
-        }
+        self.heard_from.borrow_mut().insert(message.from, (address, rt::now()));
         self.heard(&message);
         self.request(Request::Step(message));
     }
@@ -326,14 +352,19 @@ impl Consensus {
         }
         self.contact.set(Some(rt::now()));
         if let Some(commit) = codec::leader_commit(message) {
-            self.leader_commit.set(Some(self.leader_commit.get().map_or(commit, |known| known.max(commit))));
-            self.watch.leader_commit_index.store(self.leader_commit.get().unwrap_or(0), Relaxed);
+            self.heard_commit(commit);
         }
+    }
+
+    fn heard_commit(&self, commit: u64) {
+        let highest = self.leader_commit.get().map_or(commit, |known| known.max(commit));
+        self.leader_commit.set(Some(highest));
+        self.watch.leader_commit_index.store(highest, Relaxed);
     }
 
     fn address_of(&self, raft_id: u64, configuration: &Configuration) -> Option<SocketAddr> {
         let recorded = configuration.servers.get(&raft_id).map(|server| server.address.as_str());
-        (self.settings.address_of)(raft_id, recorded).or_else(|| self.heard_from.borrow().get(&raft_id).copied())
+        (self.settings.address_of)(raft_id, recorded).or_else(|| self.heard_from.borrow().get(&raft_id)?.0)
     }
 
     fn request(&self, request: Request) {
@@ -416,7 +447,7 @@ impl Consensus {
         let (ended, kept): (BTreeMap<_, _>, _) = waiters.into_iter().partition(|(_, waiter)| waiter.of_leader);
         *self.waiters.borrow_mut() = kept;
         for waiter in ended.into_values() {
-            let why = "this node lost the leadership before the change was decided: it may still be applied";
+            let why = "this node lost the leadership before the change was decided";
             let _ = waiter.answer.send(Verdict::Unknown(why.to_owned())); // it may have given up
         }
     }
