@@ -9,6 +9,7 @@ use narad_shards::api::{
 use narad_shards::io::sim::SimDisk;
 use narad_shards::meta::{Incarnation, ShardId};
 use narad_shards::peer::{LocalBoxFuture, Take};
+use narad_shards::remote::sim::SimNetwork;
 
 use crate::message::Content;
 
@@ -85,11 +86,22 @@ pub trait Broker {
     fn shutdown(&self) -> Answer<()>;
 }
 
-/// Starts processes of one node, one after the other, over the same disk.
+/// Starts processes of each node, one after the other, over the same disk.
 pub trait Launcher {
     /// Recovers what the disk holds. An error is a refusal to start, with the reason.
-    fn launch(&self, disk: SimDisk, shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>>;
+    fn launch(&self, node: usize, disk: SimDisk, shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>>;
+
+    /// Called when a process is about to end, before its tasks are dropped: its peers hear no more of it.
+    fn ending(&self, _node: usize) {}
 
     /// Called when a process has ended, after its tasks are gone and the disk has been told.
-    fn ended(&self, end: End);
+    fn ended(&self, node: usize, end: End);
+
+    /// The network between the nodes. `None` for a lone one.
+    fn network(&self) -> Option<SimNetwork> {
+        None
+    }
+
+    /// Membership changes its mind about a node, and everybody hears of it.
+    fn set_alive(&self, _node: usize, _alive: bool) {}
 }

@@ -94,13 +94,13 @@ pub async fn consume(world: &World, index: usize) {
                 world.note(format!("consumer {index}: {error:?}"));
                 world.pause(10 * MS, 100 * MS).await;
             }
-            Called::Answered(Ok(deliveries), boot) => {
+            Called::Answered(Ok(deliveries), boots) => {
                 let told = rt::now();
                 if deliveries.len() > max as usize {
                     world.violate(Rule::Memory, format!("{} records for a max of {max}", deliveries.len()));
                 }
                 for delivery in &deliveries {
-                    world.ledger.borrow_mut().delivered(index, delivery, boot, asked, told);
+                    world.ledger.borrow_mut().delivered(index, delivery, &boots, asked, told);
                 }
                 work(world, habit, deliveries).await;
             }
@@ -165,7 +165,7 @@ async fn settle(world: &World, deliveries: &[Delivery], mode: SettleMode, blur: 
         })
         .collect();
     let started = rt::now();
-    let boot = world.ledger.borrow().boot();
+    let boots = world.ledger.borrow().boots();
     let before: Vec<_> = asked
         .iter()
         .map(|(id, one)| {
@@ -197,7 +197,7 @@ async fn settle(world: &World, deliveries: &[Delivery], mode: SettleMode, blur: 
             Some(before) => ledger.settle_answered(
                 (*id, one.nonce, mode),
                 before,
-                boot,
+                &boots,
                 started,
                 (now, rt::wall_clock_ms()),
                 status,
@@ -217,19 +217,19 @@ pub async fn watch(world: &World) {
         world.pause(20 * MS, 300 * MS).await;
         let Some(topic) = world.any_topic() else { continue };
         let name = topic.name.clone();
-        if let Called::Answered(stats, boot) = world.call(None, |broker| broker.stats(name)).await {
+        if let Called::Answered(stats, boots) = world.call(None, |broker| broker.stats(name)).await {
             let unchanged =
                 world.topics.borrow().iter().any(|now| {
                     now.name == topic.name && now.incarnation.is_some() && now.incarnation == topic.incarnation
                 });
             let mut ledger = world.ledger.borrow_mut();
-            if let Some(incarnation) = topic.incarnation.filter(|_| unchanged && ledger.boot() == boot) {
+            if let Some(incarnation) = topic.incarnation.filter(|_| unchanged && ledger.boots() == boots) {
                 ledger.stats(incarnation, &stats, rt::now(), rt::wall_clock_ms());
             }
         }
-        if let Called::Answered(probe, boot) = world.call(None, |broker| broker.probe()).await {
+        if let Called::Answered(probe, boots) = world.call(None, |broker| broker.probe()).await {
             let mut ledger = world.ledger.borrow_mut();
-            if ledger.boot() == boot {
+            if ledger.boots() == boots {
                 ledger.probed(&probe, rt::now());
             }
         }
@@ -253,7 +253,7 @@ async fn replay(world: &World) {
         }
         // Deleted and created again meanwhile.
         Called::Answered(Ok(ReadAt::Record(_)), _) => {}
-        Called::Answered(Ok(other), boot) if ledger.boot() == boot => {
+        Called::Answered(Ok(other), boots) if ledger.boots() == boots => {
             ledger.unreadable(id, now, rt::wall_clock_ms(), &format!("replay says {other:?}"));
         }
         Called::Answered(..) | Called::Down | Called::Lost => {}

@@ -3,6 +3,7 @@
 
 mod broker;
 mod clients;
+mod cluster;
 mod inspect;
 mod ledger;
 mod message;
@@ -23,6 +24,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use argh::FromArgs;
+use narad_shards::rt::sim::Sim;
 
 use crate::broker::Launcher;
 use crate::ledger::{Counts, Rule, Violation};
@@ -33,7 +35,7 @@ use crate::world::{run_world, Report};
 /// One of so many seeds is run twice: the two histories must be the same.
 const REPEAT_ONE_IN: u64 = 50;
 
-/// Simulates one Narad node with its clients, its disk and its misfortunes, from seeds.
+/// Simulates Narad nodes with their clients, their disks and their misfortunes, from seeds.
 #[derive(FromArgs)]
 struct Arguments {
     /// how many seeds to run (default 1000)
@@ -56,22 +58,26 @@ struct Arguments {
     #[argh(switch)]
     model: bool,
 
+    /// nodes of each world (default 1): with several, the network between them fails instead of their disks
+    #[argh(option, default = "1")]
+    nodes: usize,
+
     /// run for so many minutes instead of a number of seeds
     #[argh(option)]
     minutes: Option<u64>,
 }
 
-fn run(seed: u64, twice: bool, model: bool) -> Report {
-    let launcher = |seed, _: &options::WorldOptions| -> Rc<dyn Launcher> {
+fn run(seed: u64, nodes: usize, twice: bool, model: bool) -> Report {
+    let launcher = |seed, options: &options::WorldOptions, sim: &Sim| -> Rc<dyn Launcher> {
         if model {
             Rc::new(ModelLauncher::new(seed, Bug::None))
         } else {
-            Rc::new(ShardLauncher::new(seed))
+            Rc::new(ShardLauncher::new(seed, options.nodes, sim))
         }
     };
-    let mut report = run_world(seed, launcher);
+    let mut report = run_world(seed, nodes, launcher);
     if twice {
-        let again = run_world(seed, launcher);
+        let again = run_world(seed, nodes, launcher);
         if again.hash != report.hash {
             let differs = report.events.iter().zip(&again.events).find(|(a, b)| a != b);
             let text = format!("two runs differ: {differs:?}");
@@ -92,15 +98,19 @@ fn print_failure(report: &Report, whole: bool) {
     println!("{:#?}", report.options);
     println!("\nseed {} at commit {}:", report.seed, env!("NARAD_COMMIT"));
     report.violations.iter().take(20).for_each(|violation| println!("  {violation}"));
-    println!("\nagain: narad-simulate --seed {}", report.seed);
+    println!("\nagain: narad-simulate --nodes {} --seed {}", report.options.nodes, report.seed);
 }
 
 fn main() -> ExitCode {
     let arguments: Arguments = argh::from_env();
+    if !(1..=16).contains(&arguments.nodes) || (arguments.model && arguments.nodes > 1) {
+        eprintln!("narad-simulate: --nodes takes 1 to 16, and the model is one node");
+        return ExitCode::FAILURE;
+    }
     if let Some(seed) = arguments.seed {
         // A second subscriber is a defect of this file, and would only cost the log lines.
         let _ = tracing::subscriber::set_global_default(trace::Capture);
-        let report = run(seed, true, arguments.model);
+        let report = run(seed, arguments.nodes, true, arguments.model);
         print_failure(&report, true);
         println!("{:?}, {:?} simulated, {} disk calls", report.counts, report.virtual_time, report.disk_calls);
         return if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
@@ -114,7 +124,7 @@ fn main() -> ExitCode {
         if over {
             break;
         }
-        let report = run(seed, seed.is_multiple_of(REPEAT_ONE_IN), arguments.model);
+        let report = run(seed, arguments.nodes, seed.is_multiple_of(REPEAT_ONE_IN), arguments.model);
         if let Some(first) = report.violations.first() {
             if !arguments.all {
                 print_failure(&report, false);

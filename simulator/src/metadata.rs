@@ -4,13 +4,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use narad_shards::api::{MetaReply, NewTopic};
-use narad_shards::meta::{Address, Incarnation, ShardId, Snapshot, TopicMeta};
+use narad_shards::meta::{Address, Incarnation, NodeId, ShardId, Snapshot, TopicMeta};
 use narad_shards::rt::sim::Rng;
 
 pub struct Metadata {
     topics: BTreeMap<String, Arc<TopicMeta>>,
     version: u64,
     rng: Rng,
+}
+
+/// The node, of so many, that owns a partition.
+pub fn owner_of(incarnation: Incarnation, partition: u32, nodes: usize) -> usize {
+    ((incarnation.0 / 7 % nodes as u64 + u64::from(partition)) % nodes as u64) as usize
+}
+
+/// What other nodes call a node.
+pub fn number_of(node: usize) -> NodeId {
+    NodeId(node as u64 + 1)
 }
 
 impl Metadata {
@@ -63,13 +73,24 @@ impl Metadata {
         }
     }
 
-    /// The node's topics as every shard sees them, with partitions dealt out over the shards in turn.
+    /// The topics as every shard of a lone node sees them.
     pub fn snapshot(&self, shards: ShardId) -> Arc<Snapshot> {
+        self.snapshot_of(0, 1, shards)
+    }
+
+    /// The topics as every shard of one node of so many sees them: partitions are dealt out over the nodes in turn, and
+    /// over the shards of their node.
+    pub fn snapshot_of(&self, node: usize, nodes: usize, shards: ShardId) -> Arc<Snapshot> {
         let mut snapshot = Snapshot { version: self.version, shards, ..Snapshot::default() };
         for topic in self.topics.values() {
             let first = topic.incarnation.0 % u64::from(shards.max(1));
             let placement: Vec<Address> = (0..u64::from(topic.partitions))
-                .map(|partition| Address::local(((first + partition) % u64::from(shards.max(1))) as ShardId))
+                .map(|partition| match owner_of(topic.incarnation, partition as u32, nodes) {
+                    owner if owner == node => {
+                        Address::local(((first + partition) % u64::from(shards.max(1))) as ShardId)
+                    }
+                    owner => Address::remote(number_of(owner)),
+                })
                 .collect();
             snapshot.topics.insert(topic.name.clone(), topic.clone());
             snapshot.by_incarnation.insert(topic.incarnation, topic.clone());

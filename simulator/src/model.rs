@@ -184,7 +184,7 @@ struct Model {
 }
 
 impl Launcher for ModelLauncher {
-    fn launch(&self, disk: SimDisk, _shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>> {
+    fn launch(&self, _node: usize, disk: SimDisk, _shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>> {
         let store = self.store.clone();
         Box::pin(async move {
             pause(&store, 20_000).await;
@@ -207,7 +207,7 @@ impl Launcher for ModelLauncher {
         })
     }
 
-    fn ended(&self, end: End) {
+    fn ended(&self, _node: usize, end: End) {
         let mut store = self.store.borrow_mut();
         let store = &mut *store;
         let now = match end {

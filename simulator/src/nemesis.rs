@@ -1,5 +1,6 @@
 //! What befalls the node: ends and restarts, faults of the disk, clock steps, topics deleted and created again.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use narad_shards::api::MetaReply;
@@ -8,7 +9,7 @@ use narad_shards::rt;
 
 use crate::broker::End;
 use crate::options::Profile;
-use crate::world::{Called, World, NODE};
+use crate::world::{tag, Called, World, NODE};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -16,7 +17,7 @@ const MS: Duration = Duration::from_millis(1);
 const SIZES: [u16; 5] = [1, 2, 4, 3, 1];
 
 /// Acts until the producers are done, at least once.
-pub async fn run(world: &World) {
+pub async fn run(world: &Rc<World>) {
     let mut acted = false;
     let deadline = rt::now() + Duration::from_secs(600);
     if world.options.profile == Profile::Resize {
@@ -37,9 +38,10 @@ pub async fn run(world: &World) {
     }
 }
 
-async fn misfortune(world: &World) {
+async fn misfortune(world: &Rc<World>) {
     match world.options.profile {
         Profile::Calm => {}
+        Profile::Network => network(world).await,
         Profile::Kills | Profile::Resize => restart(world, End::Killed).await,
         Profile::PowerCuts => {
             let end = if world.chance(1, 4) { End::Killed } else { End::PowerCut };
@@ -52,7 +54,35 @@ async fn misfortune(world: &World) {
     }
 }
 
-async fn resize(world: &World) {
+/// Something between two nodes, or what membership makes of a node.
+async fn network(world: &Rc<World>) {
+    let Some(network) = world.network() else { return };
+    let (a, b) = (world.any_node(), world.any_node());
+    match world.draw(4) {
+        0 => restart(world, End::Killed).await,
+        1 => {
+            world.fault(&format!("connections between {a} and {b} are reset"));
+            network.reset(tag(a), tag(b));
+        }
+        2 => {
+            // Wrongly: the node lives, and whoever reaches it is served.
+            world.fault(&format!("node {a} is taken for dead"));
+            world.set_alive(a, false);
+            world.pause(MS, 6_000 * MS).await;
+            world.set_alive(a, true);
+        }
+        _ => {
+            world.fault(&format!("nothing passes between {a} and {b}"));
+            network.cut(tag(a), tag(b));
+            world.pause(50 * MS, 8_000 * MS).await;
+            network.heal(tag(a), tag(b));
+            world.note(format!("--- {a} and {b} hear each other again"));
+        }
+    }
+    world.fault_over();
+}
+
+async fn resize(world: &Rc<World>) {
     for shards in SIZES {
         world.pause(5 * MS, 400 * MS).await;
         let end = [End::Graceful, End::Killed, End::PowerCut][world.draw(3) as usize];
@@ -64,37 +94,39 @@ async fn resize(world: &World) {
 }
 
 /// Ends the process and starts it again, sometimes with another number of shards.
-async fn restart(world: &World, end: End) {
+async fn restart(world: &Rc<World>, end: End) {
     let shards = if world.chance(1, 3) { world.draw(4) as u16 + 1 } else { world.options.shards };
     restart_as(world, end, shards).await;
 }
 
-async fn restart_as(world: &World, end: End, shards: u16) {
+async fn restart_as(world: &Rc<World>, end: End, shards: u16) {
+    let node = world.any_node();
+    let disk = &world.disks[node];
     if end != End::Graceful && world.chance(1, 3) {
         // In the middle of whatever the next calls of the disk are.
-        world.disk.freeze_after(world.draw(20));
+        disk.freeze_after(world.draw(20));
         world.pause(MS, 30 * MS).await;
-        world.stop(end).await;
-        world.disk.clear_faults();
+        world.stop(node, end).await;
+        disk.clear_faults();
     } else {
-        world.stop(end).await;
+        world.stop(node, end).await;
     }
     world.pause(Duration::ZERO, 1_000 * MS).await;
     // A crash in the middle of recovery, now and then.
     if end != End::Graceful && world.chance(1, 5) {
-        world.disk.freeze_after(world.draw(30));
-        let started = rt::timeout(2_000 * MS, world.start(shards)).await;
+        disk.freeze_after(world.draw(30));
+        let started = rt::timeout(2_000 * MS, world.start(node, shards)).await;
         // A call that hangs does so until the process has ended, whether or not the start needed it.
-        if started != Ok(true) || world.disk.frozen_at().is_some() {
-            world.stop(end).await;
-            world.disk.clear_faults();
-            world.start(shards).await;
+        if started != Ok(true) || disk.frozen_at().is_some() {
+            world.stop(node, end).await;
+            disk.clear_faults();
+            world.start(node, shards).await;
         }
-        world.disk.clear_faults();
+        disk.clear_faults();
     } else {
-        world.start(shards).await;
+        world.start(node, shards).await;
     }
-    world.ledger.borrow_mut().fault_over(rt::now());
+    world.fault_over();
 }
 
 async fn disk_errors(world: &World) {
@@ -108,10 +140,10 @@ async fn disk_errors(world: &World) {
             1 => Fault::Stall(MS * world.draw(8_000) as u32),
             _ => Fault::Fail,
         };
-        world.disk.inject(NthCall::new(op, world.draw(6) + 1, fault).times(world.draw(2) + 1));
+        world.disk().inject(NthCall::new(op, world.draw(6) + 1, fault).times(world.draw(2) + 1));
     } else {
         let rate = [1_000, 10_000, 50_000][world.draw(3) as usize];
-        world.disk.set_rates(FaultRates {
+        world.disk().set_rates(FaultRates {
             read_fail: rate,
             write_fail: rate / 2,
             sync_fail: rate,
@@ -124,49 +156,49 @@ async fn disk_errors(world: &World) {
     world.pause(100 * MS, 3_000 * MS).await;
     if world.chance(3, 4) {
         let end = [End::Killed, End::PowerCut, End::Graceful][world.draw(3) as usize];
-        world.stop(end).await;
+        world.stop(0, end).await;
         if world.chance(1, 2) {
-            world.disk.clear_faults();
+            world.disk().clear_faults();
         }
-        world.start(world.options.shards).await;
+        world.start(0, world.options.shards).await;
     }
-    world.disk.clear_faults();
+    world.disk().clear_faults();
     // Not over yet: a log that was poisoned, or a WAL that latched, stays so until the next restart.
 }
 
-async fn full_disk(world: &World) {
+async fn full_disk(world: &Rc<World>) {
     world.ledger.borrow_mut().fault(rt::now(), "the disk fills up");
     let room = world.draw(64) * 4096;
-    world.disk.set_capacity(Some(world.disk.used_bytes() + room));
+    world.disk().set_capacity(Some(world.disk().used_bytes() + room));
     world.pause(100 * MS, 3_000 * MS).await;
     if world.chance(1, 3) {
         restart(world, End::Killed).await;
     }
-    world.disk.set_capacity(None);
+    world.disk().set_capacity(None);
     if world.chance(1, 2) {
         restart(world, End::Graceful).await;
     }
 }
 
-async fn lies(world: &World) {
+async fn lies(world: &Rc<World>) {
     world.ledger.borrow_mut().fault(rt::now(), "the disk lies");
     if world.chance(1, 2) {
         let op = if world.chance(1, 2) { Op::WriteDurable } else { Op::SyncData };
-        world.disk.inject(NthCall::new(op, world.draw(10) + 1, Fault::Lie).times(world.draw(3) + 1));
+        world.disk().inject(NthCall::new(op, world.draw(10) + 1, Fault::Lie).times(world.draw(3) + 1));
     } else {
-        world.disk.set_rates(FaultRates { lie: 300_000, skip: 2_000, ..FaultRates::default() });
+        world.disk().set_rates(FaultRates { lie: 300_000, skip: 2_000, ..FaultRates::default() });
     }
     world.pause(50 * MS, 1_500 * MS).await;
-    world.disk.clear_faults();
+    world.disk().clear_faults();
     restart(world, End::PowerCut).await;
 }
 
-async fn rot(world: &World) {
+async fn rot(world: &Rc<World>) {
     world.ledger.borrow_mut().fault(rt::now(), "bits rot");
     let parts = ["", "topics", "ingress", ".log", "consumer", "checkpoint"];
     for _ in 0..=world.draw(3) {
         let part = parts[world.draw(parts.len() as u64) as usize];
-        if let Some((path, offset)) = world.disk.rot(part) {
+        if let Some((path, offset)) = world.disk().rot(part) {
             world.note(format!("--- a bit of {} at {offset}", path.display()));
         }
     }

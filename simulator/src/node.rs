@@ -17,22 +17,24 @@ use narad_shards::log::{Codec, LogOptions};
 use narad_shards::meta::{Address, Incarnation, ShardId};
 use narad_shards::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take};
 use narad_shards::queue::{CommitterOptions, Consumer};
-use narad_shards::rt::sim::Rng;
+use narad_shards::remote::sim::SimNetwork;
+use narad_shards::rt::sim::{Rng, Sim};
 use narad_shards::rt::sync::{oneshot, Notify, Sender};
 use narad_shards::rt::{self, Queue};
 use narad_shards::shard::{NodeRoom, RetentionOptions, Shard, ShardOptions};
 use narad_shards::wal::Wal;
 
 use crate::broker::{Answer, Broker, End, Launcher, Probe};
+use crate::cluster::Cluster;
 use crate::message::Content;
 use crate::metadata::Metadata;
 
 const DATA: &str = "/data";
 
-/// What a node keeps between its processes, apart from the disk: metadata, which is always durable here.
+/// What nodes keep between their processes, apart from the disks: metadata, which is always durable here, and the
+/// network.
 pub struct ShardLauncher {
-    metadata: Rc<RefCell<Metadata>>,
-    rng: RefCell<Rng>,
+    cluster: Rc<Cluster>,
     store_id: u64,
     tuning: Tuning,
 }
@@ -49,7 +51,7 @@ struct Tuning {
 }
 
 impl ShardLauncher {
-    pub fn new(seed: u64) -> ShardLauncher {
+    pub fn new(seed: u64, nodes: usize, sim: &Sim) -> ShardLauncher {
         let mut rng = Rng::new(seed);
         let wal_segment_bytes = [160 << 10, 256 << 10, 1 << 20][rng.below(3) as usize];
         let tuning = Tuning {
@@ -63,7 +65,10 @@ impl ShardLauncher {
             retention: draw_retention(&mut rng),
         };
         let metadata = Rc::new(RefCell::new(Metadata::new(rng.next_u64())));
-        ShardLauncher { metadata, store_id: rng.next_u64(), rng: RefCell::new(rng), tuning }
+        let store_id = rng.next_u64();
+        let network = (nodes > 1).then(|| SimNetwork::new(sim.clone(), rng.next_u64()));
+        let cluster = Rc::new(Cluster::new(nodes, metadata, network, rng));
+        ShardLauncher { cluster, store_id, tuning }
     }
 }
 
@@ -79,10 +84,11 @@ fn draw_retention(rng: &mut Rng) -> RetentionOptions {
 }
 
 impl Launcher for ShardLauncher {
-    fn launch(&self, disk: SimDisk, shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>> {
-        let (metadata, store_id, tuning) = (self.metadata.clone(), self.store_id, self.tuning);
-        let links = Links::new(shards, metadata.clone(), self.rng.borrow_mut().fork());
+    fn launch(&self, node: usize, disk: SimDisk, shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>> {
+        let (cluster, store_id, tuning) = (self.cluster.clone(), self.store_id, self.tuning);
+        let links = Links::new(shards, cluster.metadata.clone(), self.cluster.rng.borrow_mut().fork());
         Box::pin(async move {
+            cluster.boots(node, shards);
             let numbers = prepare(&disk).await.map_err(|error| format!("data directory: {error}"))?;
             let mut opening = Vec::new();
             let disk_room = NodeRoom::default();
@@ -106,8 +112,8 @@ impl Launcher for ShardLauncher {
                     disk_room: disk_room.clone(),
                     adopt: adopt.filter(|n| n % u32::from(shards) == u32::from(id)).collect(),
                 };
-                let snapshot = metadata.borrow().snapshot(shards);
-                let carrier = Rc::new(SimCarrier { links: links.clone(), from: id });
+                let snapshot = cluster.snapshot(node, shards);
+                let carrier = cluster.carrier(node, id, Rc::new(SimCarrier { links: links.clone(), from: id }));
                 let links = links.clone();
                 opening.push(rt::spawn(Queue::Foreground, async move {
                     let shard = Shard::open(options, snapshot, carrier).await.map_err(|error| error.to_string())?;
@@ -119,6 +125,7 @@ impl Launcher for ShardLauncher {
             for shard in opening {
                 opened.push(shard.await?);
             }
+            cluster.joins(node, &links, &opened).await;
             opened.iter().for_each(Shard::start);
             let consumers = opened.iter().map(|shard| Consumer::new(shard.queues().clone())).collect();
             let inner = Inner {
@@ -129,13 +136,26 @@ impl Launcher for ShardLauncher {
                 shards: opened,
                 consumers,
                 links,
+                cluster,
             };
             let broker: Rc<dyn Broker> = Rc::new(Node { inner: Rc::new(inner) });
             Ok(broker)
         })
     }
 
-    fn ended(&self, _end: End) {}
+    fn ending(&self, node: usize) {
+        self.cluster.leaves(node);
+    }
+
+    fn ended(&self, _node: usize, _end: End) {}
+
+    fn network(&self) -> Option<SimNetwork> {
+        self.cluster.network()
+    }
+
+    fn set_alive(&self, node: usize, alive: bool) {
+        self.cluster.set_alive(node, alive);
+    }
 }
 
 /// Makes the directories, removes what a crash left of drained WALs, and returns the numbers of the WALs there are.
@@ -159,7 +179,7 @@ async fn prepare(disk: &SimDisk) -> std::io::Result<Vec<u32>> {
 }
 
 /// The rings between the shards and the control thread: in order per pair, with a small delay.
-struct Links {
+pub struct Links {
     metadata: Rc<RefCell<Metadata>>,
     inboxes: Vec<Rc<Inbox>>,
     rng: RefCell<Rng>,
@@ -239,7 +259,7 @@ impl Links {
         });
     }
 
-    async fn call(self: Rc<Self>, to: Address, request: Request) -> Result<Reply, Lost> {
+    pub async fn call(self: Rc<Self>, to: Address, request: Request) -> Result<Reply, Lost> {
         let (sender, receiver) = oneshot();
         self.push(to, request, Some(sender));
         receiver.await.ok_or_else(|| Lost(format!("shard {} has gone", to.shard)))
@@ -274,6 +294,7 @@ struct Inner {
     shards: Vec<Shard>,
     consumers: Vec<Consumer>,
     links: Rc<Links>,
+    cluster: Rc<Cluster>,
 }
 
 struct Node {
@@ -319,10 +340,10 @@ impl Inner {
         replies
     }
 
-    /// E23: a change is answered after every shard has installed it.
+    /// E23: a change is answered after every shard has installed it; here those of the other nodes, too, so that what
+    /// may lag behind an answer is known.
     async fn install(&self) {
-        let snapshot = self.links.metadata.borrow().snapshot(self.shards.len() as ShardId);
-        self.all(|| Request::InstallSnapshot(snapshot.clone())).await;
+        self.cluster.install_snapshots().await;
     }
 }
 
@@ -366,10 +387,13 @@ impl Broker for Node {
     }
 
     fn settle(&self, shard: ShardId, topic: String, settles: Vec<Settle>) -> Answer<Vec<SettleStatus>> {
+        let alone = self.inner.cluster.network().is_none();
         let (consumer, underway) = (self.inner.consumer(shard), self.inner.begin());
         Box::pin(async move {
             let Some(_underway) = underway else { return vec![SettleStatus::OwnerDown; settles.len()] };
-            let gone = vec![SettleStatus::LeaseGone; settles.len()];
+            // Among several nodes this one may not have heard of the topic yet.
+            let unknown = if alone { SettleStatus::LeaseGone } else { SettleStatus::NotOwner };
+            let gone = vec![unknown; settles.len()];
             consumer.settle(&topic, settles).await.unwrap_or(gone)
         })
     }
@@ -409,7 +433,13 @@ impl Broker for Node {
             let found = inner.links.metadata.borrow().topic(&topic).map(|meta| meta.incarnation);
             let Some(incarnation) = found else { return Vec::new() };
             let mut all = Vec::new();
-            for reply in inner.all(|| Request::Stats { incarnation }).await {
+            let mut replies = inner.all(|| Request::Stats { incarnation }).await;
+            let carrier = inner.shard(0).carrier().clone();
+            for owner in inner.shard(0).snapshot().remote_owners(incarnation) {
+                // One that does not answer leaves its partitions out.
+                replies.extend(carrier.call(Address::remote(owner), Request::Stats { incarnation }).await);
+            }
+            for reply in replies {
                 if let Reply::Stats(stats) = reply {
                     // A partition whose log is closed says nothing.
                     all.extend(stats.into_iter().filter(|partition| partition.segments > 0));

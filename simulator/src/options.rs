@@ -22,6 +22,8 @@ pub enum Profile {
     Lies,
     /// Flipped bits at rest, then restarts (E33).
     Rot,
+    /// Of several nodes: connections cut and reset, membership that errs, and kills.
+    Network,
     /// Under load, from one number of shards to the next: 1, 2, 4, 3, 1. Ends of every honest kind in between.
     Resize,
 }
@@ -29,6 +31,7 @@ pub enum Profile {
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
     pub profile: Profile,
+    pub nodes: usize,
     pub shards: u16,
     pub topics: usize,
     pub partitions: u32,
@@ -78,6 +81,7 @@ impl WorldOptions {
             [None, None, None, Some(2), Some(15), Some(900)][rng.below(6) as usize].map(Duration::from_secs);
         WorldOptions {
             profile,
+            nodes: 1,
             shards: if profile == Profile::Resize { 1 } else { drawn_shards },
             topics: rng.range(1, 4) as usize,
             partitions: rng.range(1, 5) as u32,
@@ -95,6 +99,23 @@ impl WorldOptions {
             clock_steps: rng.chance(1, 4) && retention.is_none(),
             retention,
             disk: DiskOptions { sector_bytes, call_ns, ..DiskOptions::default() },
+        }
+    }
+
+    /// The same world with so many nodes. Their disks are sound: what disks do to one node is drawn with one.
+    pub fn with_nodes(self, nodes: usize, rng: &mut Rng) -> WorldOptions {
+        if nodes == 1 {
+            return self;
+        }
+        let profiles = [Profile::Calm, Profile::Kills, Profile::PowerCuts, Profile::Network, Profile::Network];
+        WorldOptions {
+            profile: profiles[rng.below(5) as usize],
+            nodes,
+            shards: rng.range(1, 4) as u16,
+            partitions: self.partitions.max(nodes as u32),
+            // Each node reads its own clock, and only one of them would be stepped.
+            clock_steps: false,
+            ..self
         }
     }
 

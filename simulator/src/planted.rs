@@ -11,7 +11,7 @@ use crate::options::WorldOptions;
 use crate::world::{run_world, run_world_with, Report};
 
 fn worlds(bug: Bug, seeds: u64) -> impl Iterator<Item = Report> {
-    (0..seeds).map(move |seed| run_world(seed, |seed, _| Rc::new(ModelLauncher::new(seed, bug))))
+    (0..seeds).map(move |seed| run_world(seed, 1, |seed, _, _| Rc::new(ModelLauncher::new(seed, bug))))
 }
 
 /// Fewer and shorter: a planted bug shows early.
@@ -22,7 +22,7 @@ fn small_worlds(bug: Bug, seeds: u64) -> impl Iterator<Item = Report> {
         options.batch_records = options.batch_records.min(10);
         options.visibility = options.visibility.min(Duration::from_millis(300));
         options.patience = Duration::from_secs(6);
-        run_world_with(seed, options, |seed, _| Rc::new(ModelLauncher::new(seed, bug)))
+        run_world_with(seed, options, |seed, _, _| Rc::new(ModelLauncher::new(seed, bug)))
     })
 }
 

@@ -3,8 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use narad_shards::rt::sim::Rng;
+use narad_shards::rt::sim::{Rng, Sim};
 
+use crate::broker::Launcher;
 use crate::ledger::Counts;
 use crate::node::ShardLauncher;
 use crate::options::{Profile, WorldOptions};
@@ -35,7 +36,32 @@ fn real_shards_keep_the_contract_and_leave_nothing_behind() {
             visibility: Duration::from_millis(300),
             ..drawn
         };
-        let report = run_world_with(seed, options, |seed, _| Rc::new(ShardLauncher::new(seed)));
+        let report =
+            run_world_with(seed, options, |seed, options, sim| Rc::new(ShardLauncher::new(seed, options.nodes, sim)));
+        assert!(report.violations.is_empty(), "seed {seed}, {profile:?}: {:?}", report.violations);
+        total.add(&report.counts);
+    }
+    assert_eq!(total.missing(), None);
+}
+
+#[test]
+fn several_nodes_keep_the_contract_and_leave_nothing_behind() {
+    let mut total = Counts::default();
+    for (seed, profile) in (40..).zip([Profile::Calm, Profile::Kills, Profile::PowerCuts, Profile::Network]) {
+        let mut rng = Rng::new(seed);
+        let drawn = WorldOptions::draw(&mut rng).with_nodes(2 + seed as usize % 2, &mut rng);
+        let options = WorldOptions {
+            profile,
+            retention: None,
+            produces: drawn.produces.min(25),
+            batch_records: 10,
+            visibility: Duration::from_millis(300),
+            ..drawn
+        };
+        let launcher = |seed, options: &WorldOptions, sim: &Sim| -> Rc<dyn Launcher> {
+            Rc::new(ShardLauncher::new(seed, options.nodes, sim))
+        };
+        let report = run_world_with(seed, options, launcher);
         assert!(report.violations.is_empty(), "seed {seed}, {profile:?}: {:?}", report.violations);
         total.add(&report.counts);
     }

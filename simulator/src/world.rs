@@ -1,4 +1,4 @@
-//! One node, its disk, its clients and its misfortunes, all from one seed.
+//! Nodes (mostly one), their disks, their clients and their misfortunes, all from one seed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::DefaultHasher;
@@ -13,18 +13,21 @@ use std::time::Duration;
 use narad_shards::api::{MetaReply, NewTopic};
 use narad_shards::io::sim::{Incident, Op, SimDisk};
 use narad_shards::meta::{Incarnation, ShardId};
+use narad_shards::remote::sim::SimNetwork;
 use narad_shards::rt::sim::{NodeTag, Rng, Sim};
 use narad_shards::rt::sync::{oneshot, Receiver};
 use narad_shards::rt::{self, panic_text, Instant};
 
 use crate::broker::{Answer, Broker, End, Launcher};
 use crate::clients;
-use crate::ledger::{Counts, Ledger, Rule, Violation};
+use crate::ledger::{Boots, Counts, Ledger, Rule, Violation};
 use crate::nemesis;
 use crate::options::{Profile, WorldOptions};
 
-/// The broker's process.
+/// The first node's process.
 pub const NODE: NodeTag = 1;
+/// Of several nodes: how long what a fault has begun may go on once it is over (probes, silent connections, reroutes).
+const CLUSTER_GRACE: Duration = Duration::from_secs(12);
 
 /// A call that takes longer than this will never be answered.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
@@ -35,8 +38,8 @@ pub enum Called<T> {
     Down,
     /// Sent, and the process died or the client gave up.
     Lost,
-    /// With the number of the process that answered.
-    Answered(T, u64),
+    /// With the numbers of the processes that there were when it was sent.
+    Answered(T, Boots),
 }
 
 #[derive(Clone)]
@@ -48,7 +51,8 @@ pub struct TopicHandle {
 
 pub struct World {
     pub sim: Sim,
-    pub disk: SimDisk,
+    /// One a node.
+    pub disks: Vec<SimDisk>,
     pub options: WorldOptions,
     pub ledger: RefCell<Ledger>,
     pub topics: RefCell<Vec<TopicHandle>>,
@@ -60,7 +64,10 @@ pub struct World {
     pub stopping: Cell<bool>,
     numbers: Cell<u64>,
     launcher: Rc<dyn Launcher>,
-    broker: RefCell<Option<Rc<dyn Broker>>>,
+    /// One a node that runs.
+    brokers: RefCell<Vec<Option<Rc<dyn Broker>>>>,
+    /// Faults of the network and ends of processes so far.
+    faults: Cell<u64>,
     /// The node refuses to start, which damage explains.
     refused: Cell<bool>,
 }
@@ -81,30 +88,35 @@ pub struct Report {
 }
 
 /// Runs the world of a seed to its end.
-pub fn run_world(seed: u64, launcher: impl FnOnce(u64, &WorldOptions) -> Rc<dyn Launcher>) -> Report {
+pub fn run_world(
+    seed: u64,
+    nodes: usize,
+    launcher: impl FnOnce(u64, &WorldOptions, &Sim) -> Rc<dyn Launcher>,
+) -> Report {
     let mut rng = Rng::new(seed);
-    let options = WorldOptions::draw(&mut rng);
+    let options = WorldOptions::draw(&mut rng).with_nodes(nodes, &mut rng);
     run_world_with(seed, options, launcher)
 }
 
 pub fn run_world_with(
     seed: u64,
     options: WorldOptions,
-    launcher: impl FnOnce(u64, &WorldOptions) -> Rc<dyn Launcher>,
+    launcher: impl FnOnce(u64, &WorldOptions, &Sim) -> Rc<dyn Launcher>,
 ) -> Report {
     let mut rng = Rng::new(!seed);
     let sim = Sim::new(rng.next_u64());
     let world = Rc::new(World {
         sim: sim.clone(),
-        disk: SimDisk::with(rng.next_u64(), options.disk),
-        ledger: RefCell::new(Ledger::new(options.allowances())),
+        disks: (0..options.nodes).map(|_| SimDisk::with(rng.next_u64(), options.disk)).collect(),
+        ledger: RefCell::new(Ledger::new(options.allowances(), options.nodes)),
         topics: RefCell::default(),
         producing: Cell::new(0),
         draining: Cell::new(false),
         stopping: Cell::new(false),
         numbers: Cell::new(0),
-        launcher: launcher(rng.next_u64(), &options),
-        broker: RefCell::default(),
+        launcher: launcher(rng.next_u64(), &options, &sim),
+        brokers: RefCell::new(vec![None; options.nodes]),
+        faults: Cell::new(0),
         refused: Cell::new(false),
         rng: RefCell::new(rng),
         options,
@@ -120,9 +132,11 @@ pub fn run_world_with(
     };
     match outcome {
         Ok(()) => {
-            let (worlds, holders) = (Rc::strong_count(&world), world.disk.holders());
-            if (worlds, holders) != (1, 1) {
-                let text = format!("{} references to the world and {} to its disk are left", worlds - 1, holders - 1);
+            let (worlds, disks) = (Rc::strong_count(&world), world.disks.len());
+            let holders: usize = world.disks.iter().map(SimDisk::holders).sum();
+            if (worlds, holders) != (1, disks) {
+                let holders = holders - disks;
+                let text = format!("{} references to the world and {holders} to its disks are left", worlds - 1);
                 violations.push(Violation { rule: Rule::Leak, text });
             }
         }
@@ -139,11 +153,11 @@ pub fn run_world_with(
         options: world.options.clone(),
         violations,
         events,
-        disk_trace: world.disk.trace(),
+        disk_trace: world.disks.iter().map(SimDisk::trace).collect::<Vec<_>>().join("\n"),
         counts,
         refused: world.refused.get(),
         virtual_time: end - start,
-        disk_calls: world.disk.calls(),
+        disk_calls: world.disks.iter().map(SimDisk::calls).sum(),
         hash: hasher.finish(),
     }
 }
@@ -188,17 +202,65 @@ impl World {
         (!live.is_empty()).then(|| live[self.draw(live.len() as u64) as usize].clone())
     }
 
-    /// Runs a request on the node. With `patience`, the client goes away after that time, and the request with it.
+    /// The disk of the first node: the only one where there is one.
+    pub fn disk(&self) -> &SimDisk {
+        &self.disks[0]
+    }
+
+    pub fn any_node(&self) -> usize {
+        match self.options.nodes {
+            1 => 0,
+            nodes => self.draw(nodes as u64) as usize,
+        }
+    }
+
+    pub fn network(&self) -> Option<SimNetwork> {
+        self.launcher.network()
+    }
+
+    pub fn set_alive(&self, node: usize, alive: bool) {
+        self.launcher.set_alive(node, alive);
+    }
+
+    /// A fault that explains what comes of it.
+    pub fn fault(&self, text: &str) {
+        self.faults.set(self.faults.get() + 1);
+        self.ledger.borrow_mut().fault(rt::now(), text);
+    }
+
+    /// All faults so far are over; among several nodes, once their consequences are as well.
+    pub fn fault_over(self: &Rc<Self>) {
+        if self.options.nodes == 1 {
+            return self.ledger.borrow_mut().fault_over(rt::now());
+        }
+        let (world, faults) = (Rc::downgrade(self), self.faults.get());
+        rt::spawn(rt::Queue::Foreground, async move {
+            rt::sleep(CLUSTER_GRACE).await;
+            let Some(world) = world.upgrade().filter(|world| world.faults.get() == faults) else { return };
+            world.ledger.borrow_mut().fault_over(rt::now());
+        });
+    }
+
+    /// Runs a request on any node. With `patience`, the client goes away after that time, and the request with it.
     pub async fn call<T: 'static>(
         &self,
         patience: Option<Duration>,
         make: impl FnOnce(Rc<dyn Broker>) -> Answer<T> + 'static,
     ) -> Called<T> {
-        let Some(broker) = self.broker.borrow().clone() else { return Called::Down };
-        let boot = self.ledger.borrow().boot();
+        self.call_on(self.any_node(), patience, make).await
+    }
+
+    pub async fn call_on<T: 'static>(
+        &self,
+        node: usize,
+        patience: Option<Duration>,
+        make: impl FnOnce(Rc<dyn Broker>) -> Answer<T> + 'static,
+    ) -> Called<T> {
+        let Some(broker) = self.brokers.borrow()[node].clone() else { return Called::Down };
+        let boots = self.ledger.borrow().boots();
         let (answer, receiver) = oneshot();
         let (connected, gone) = oneshot::<()>();
-        self.sim.spawn_on(NODE, async move {
+        self.sim.spawn_on(tag(node), async move {
             if let Some(value) = unless_gone(make(broker), gone).await {
                 // The client may have gone in this very moment.
                 let _ = answer.send(value);
@@ -207,10 +269,10 @@ impl World {
         let answered = rt::timeout(patience.unwrap_or(ANSWER_MAX), receiver).await;
         drop(connected);
         match answered {
-            Ok(Some(value)) => Called::Answered(value, boot),
+            Ok(Some(value)) => Called::Answered(value, boots),
             Ok(None) => Called::Lost,
             Err(rt::Elapsed) => {
-                if patience.is_none() && self.ledger.borrow().boot() == boot {
+                if patience.is_none() && self.ledger.borrow().boots() == boots {
                     self.violate(Rule::Stalled, format!("no answer in {ANSWER_MAX:?}"));
                 }
                 Called::Lost
@@ -219,10 +281,14 @@ impl World {
     }
 
     /// Ends the process.
-    pub async fn stop(&self, end: End) {
+    pub async fn stop(&self, node: usize, end: End) {
         let mut end = end;
+        if self.options.nodes > 1 {
+            // Also a graceful one: what others had under way to it has an unknown outcome (R12).
+            self.fault(&format!("node {node} ends"));
+        }
         if end == End::Graceful {
-            let stopped = self.call(Some(ANSWER_MAX), |broker| broker.shutdown()).await;
+            let stopped = self.call_on(node, Some(ANSWER_MAX), |broker| broker.shutdown()).await;
             if matches!(stopped, Called::Lost) {
                 if self.options.allowances().honest && !self.options.allowances().disk_errors {
                     self.violate(Rule::Stalled, "a graceful stop that did not end".to_owned());
@@ -233,36 +299,38 @@ impl World {
         if end != End::Graceful {
             self.ledger.borrow_mut().fault(rt::now(), &format!("{end:?}"));
         }
-        self.broker.replace(None);
-        self.sim.kill(NODE);
+        self.brokers.borrow_mut()[node] = None;
+        self.launcher.ending(node);
+        self.sim.kill(tag(node));
         // A process that went on while its disk stood still could promise nothing any more: none does that, and what it
         // answered from then on counts as never having had the time to reach the disk.
-        let judged = self.disk.frozen_at().unwrap_or(rt::now());
+        let disk = &self.disks[node];
+        let judged = disk.frozen_at().unwrap_or(rt::now());
         match end {
-            End::PowerCut => self.disk.power_cut(),
-            End::Graceful | End::Killed => self.disk.process_crash(),
+            End::PowerCut => disk.power_cut(),
+            End::Graceful | End::Killed => disk.process_crash(),
         }
-        self.launcher.ended(end);
-        self.ledger.borrow_mut().ended(rt::now(), judged, end);
+        self.launcher.ended(node, end);
+        self.ledger.borrow_mut().ended(rt::now(), judged, node, end);
     }
 
-    /// Starts the node; tries again, in the end on a disk without faults. False when it refuses for good.
-    pub async fn start(&self, shards: ShardId) -> bool {
+    /// Starts a node; tries again, in the end on a disk without faults. False when it refuses for good.
+    pub async fn start(&self, node: usize, shards: ShardId) -> bool {
         for attempt in 0..6 {
             if attempt == 3 {
-                self.disk.clear_faults();
-                self.disk.set_capacity(None);
+                self.disks[node].clear_faults();
+                self.disks[node].set_capacity(None);
             }
             let (answer, receiver) = oneshot();
-            let launch = self.launcher.launch(self.disk.clone(), shards);
-            self.sim.spawn_on(NODE, async move {
+            let launch = self.launcher.launch(node, self.disks[node].clone(), shards);
+            self.sim.spawn_on(tag(node), async move {
                 // Nobody else waits for it.
                 let _ = answer.send(launch.await);
             });
             match rt::timeout(ANSWER_MAX, receiver).await {
                 Ok(Some(Ok(broker))) => {
-                    self.ledger.borrow_mut().started(rt::now(), shards);
-                    self.broker.replace(Some(broker));
+                    self.ledger.borrow_mut().started(rt::now(), node, shards);
+                    self.brokers.borrow_mut()[node] = Some(broker);
                     return true;
                 }
                 Ok(Some(Err(why))) => {
@@ -274,7 +342,7 @@ impl World {
                 }
                 Ok(None) | Err(rt::Elapsed) => self.note("=== start did not end".to_owned()),
             }
-            self.stop(End::Killed).await;
+            self.stop(node, End::Killed).await;
             rt::sleep(Duration::from_millis(100)).await;
         }
         self.refused.set(true);
@@ -321,8 +389,10 @@ impl World {
     }
 
     async fn live(self: Rc<World>) {
-        if !self.start(self.options.shards).await {
-            return;
+        for node in 0..self.options.nodes {
+            if !self.start(node, self.options.shards).await {
+                return;
+            }
         }
         for index in 0..self.options.topics {
             self.create_topic(&format!("topic-{index}")).await;
@@ -343,23 +413,30 @@ impl World {
             self.settle_down().await;
         }
         self.stopping.set(true);
-        self.broker.replace(None);
-        self.sim.kill(NODE);
+        for node in 0..self.options.nodes {
+            self.brokers.borrow_mut()[node] = None;
+            self.launcher.ending(node);
+            self.sim.kill(tag(node));
+        }
     }
 
     /// Heals everything, and waits until nothing is owed and nothing comes back.
     async fn settle_down(&self) {
-        self.disk.clear_faults();
-        self.disk.set_capacity(None);
-        self.disk.set_slowness(1);
-        let sound =
-            matches!(self.options.profile, Profile::Calm | Profile::Kills | Profile::PowerCuts | Profile::Resize);
+        for disk in &self.disks {
+            disk.clear_faults();
+            disk.set_capacity(None);
+            disk.set_slowness(1);
+        }
+        use Profile::{Calm, Kills, Network, PowerCuts, Resize};
+        let sound = matches!(self.options.profile, Calm | Kills | PowerCuts | Network | Resize);
         // Now and then without a restart: leases that nobody will end have to lapse.
         if !sound || self.chance(2, 3) {
             let graceful = self.options.profile == Profile::Calm || self.chance(1, 2);
-            self.stop(if graceful { End::Graceful } else { End::Killed }).await;
-            if !self.start(self.options.shards).await {
-                return;
+            for node in 0..self.options.nodes {
+                self.stop(node, if graceful { End::Graceful } else { End::Killed }).await;
+                if !self.start(node, self.options.shards).await {
+                    return;
+                }
             }
         }
         self.ledger.borrow_mut().fault_over(rt::now());
@@ -370,11 +447,16 @@ impl World {
             rt::sleep(Duration::from_millis(50)).await;
         }
         rt::sleep(self.options.visibility * 2 + Duration::from_secs(2)).await;
-        let incidents = self.disk.incidents();
+        let incidents = self.disk().incidents();
         let honest = self.options.allowances().honest;
         let excuse = |started: Instant, cuts: &[Instant]| !honest && explains(&incidents, started, cuts);
         self.ledger.borrow_mut().finish(rt::now(), rt::wall_clock_ms(), excuse);
     }
+}
+
+/// The tag of a node's tasks.
+pub fn tag(node: usize) -> NodeTag {
+    NODE + node as NodeTag
 }
 
 /// E33: whether a fault took a record whose produce started then. A lie takes what it covered, at the next power cut:

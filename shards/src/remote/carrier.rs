@@ -16,7 +16,7 @@ use crate::peer::{Carrier, CommitError, LocalBoxFuture, Lost, Reply, Request};
 use crate::rt::{self, Queue};
 use crate::wire::{self, status, Incoming, Kind, Outgoing};
 
-/// Budgets of calls (cluster.md 8). A commit brings its own.
+/// Budgets of calls. A commit brings its own.
 pub const CLAIM_BUDGET: Duration = Duration::from_millis(500);
 pub const SETTLE_BUDGET: Duration = Duration::from_secs(2);
 pub const STATS_BUDGET: Duration = Duration::from_secs(2);

@@ -3,18 +3,20 @@
 use narad_shards::api::{Delivery, SettleMode, SettleStatus};
 use narad_shards::rt::Instant;
 
-use super::{Copy, CopyId, Lease, Ledger, Outcome, Rule, Settled};
+use super::{Boots, Copy, CopyId, Lease, Ledger, Outcome, Rule, Settled, UNSURE};
 use crate::message::number_of;
+use crate::metadata::owner_of;
 
 impl Ledger {
-    /// A consume that started at `asked`, in process `boot`, was answered at `told` with this record under a lease.
-    pub fn delivered(&mut self, consumer: usize, delivery: &Delivery, boot: u64, asked: Instant, told: Instant) {
+    /// A consume that started at `asked`, in processes `boots`, was answered at `told` with this record under a lease.
+    pub fn delivered(&mut self, consumer: usize, delivery: &Delivery, boots: &Boots, asked: Instant, told: Instant) {
         self.counts.delivered += 1;
         let Some(id) = self.seen(delivery, asked, told, "delivered") else { return };
         let text = format!("consumer {consumer} got {} lease {:x}", self.name(id), delivery.nonce);
         self.note(told, text);
         let Some(visibility) = self.topics.get(&id.0).map(|topic| topic.visibility) else { return };
-        let live_boot = boot == self.boot;
+        let boot = self.boot_of(id, boots);
+        let live_boot = boot == self.boot_now(id);
         let Some(copy) = self.copies.get_mut(&id) else { return };
         let mut broken = Vec::new();
         for lease in &copy.leases {
@@ -167,12 +169,12 @@ impl Ledger {
         before
     }
 
-    /// The answer to a settle that started at `started` in process `boot`; `None` when none came.
+    /// The answer to a settle that started at `started` in processes `boots`; `None` when none came.
     pub fn settle_answered(
         &mut self,
         (id, nonce, mode): (CopyId, u64, SettleMode),
         before: Settled,
-        boot: u64,
+        boots: &Boots,
         started: Instant,
         (at, now_ms): (Instant, u64),
         status: Option<SettleStatus>,
@@ -181,14 +183,17 @@ impl Ledger {
         self.note(at, text);
         let deleted = self.topics.get(&id.0).is_none_or(|topic| topic.delete_started.is_some());
         let Some(visibility) = self.topics.get(&id.0).map(|topic| topic.visibility) else { return };
-        let (same_process, expired) = (boot == self.boot, self.expired(id, now_ms));
+        let boot = boots[owner_of(id.0, id.1, self.boots.len())];
+        let (same_process, expired) = (boot == self.boot_now(id), self.expired(id, now_ms));
         let Some(copy) = self.copies.get_mut(&id) else { return };
         // Another ack that is under way is not taken back by the answer to this one (C20).
         let unanswered = matches!(copy.settled, Settled::Maybe(_, by) if by == nonce);
         let newer = copy.leases.iter().find(|lease| lease.nonce == nonce).and_then(|own| {
             // A nack may itself be why there is a newer lease, unless that one was known before the nack was sent.
             let since = |told| mode == SettleMode::Ack || started >= told;
-            let newer = |other: &Lease| other.boot == own.boot && other.asked > own.told && since(other.told);
+            let newer = |other: &Lease| {
+                other.boot == own.boot && own.boot != UNSURE && other.asked > own.told && since(other.told)
+            };
             copy.leases.iter().any(newer).then_some(own.nonce)
         });
         let Some(own) = copy.leases.iter_mut().find(|lease| lease.nonce == nonce) else {
@@ -201,7 +206,7 @@ impl Ledger {
         let mut broken = None;
         match status {
             Some(SettleStatus::Done) => {
-                if own.boot != boot {
+                if own.boot != boot && own.boot != UNSURE {
                     broken = Some((Rule::LateSettleAccepted, "its process had ended"));
                 } else if own.ended {
                     broken = Some((Rule::LateSettleAccepted, "it had been acked or nacked before"));

@@ -16,6 +16,7 @@ impl Ledger {
         for partition in stats {
             let place = (incarnation, partition.index);
             let before = self.partitions.get(&place).copied().unwrap_or_default();
+            let boot = self.boot_now((incarnation, partition.index, 0));
             let (watermark, frontier) = (partition.high_watermark, partition.frontier);
             let mut broken = Vec::new();
             if watermark < before.high_watermark && self.allowances.honest {
@@ -29,7 +30,7 @@ impl Ledger {
                 broken.push((Rule::Frontier, format!("{frontier} lies behind the watermark {watermark}")));
             }
             // A partition that nobody used may be loaded from its files again: where they rot, it is what they say.
-            if frontier < before.frontier && before.boot == self.boot && self.allowances.honest {
+            if frontier < before.frontier && before.boot == boot && self.allowances.honest {
                 broken.push((Rule::Frontier, format!("went back from {} to {frontier}", before.frontier)));
             }
             if self.allowances.honest {
@@ -45,7 +46,7 @@ impl Ledger {
                     broken.push((Rule::TooYoung, text));
                 }
             }
-            let seen = PartitionSeen { high_watermark: watermark, frontier, boot: self.boot };
+            let seen = PartitionSeen { high_watermark: watermark, frontier, boot };
             self.partitions.insert(place, seen);
             for (rule, text) in broken {
                 let name = self.topics.get(&incarnation).map_or("?", |topic| &topic.name);

@@ -13,6 +13,7 @@ use narad_shards::rt::Instant;
 
 use crate::broker::End;
 use crate::message::Content;
+use crate::metadata::owner_of;
 
 /// The rule that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -176,6 +177,12 @@ struct PartitionSeen {
     boot: u64,
 }
 
+/// The processes of all nodes at one moment, by number.
+pub type Boots = Vec<u64>;
+
+/// Of a lease whose owner may have been restarted while it was asked for: nothing is said about its end.
+const UNSURE: u64 = u64::MAX;
+
 pub struct Ledger {
     allowances: Allowances,
     topics: BTreeMap<Incarnation, Topic>,
@@ -185,7 +192,8 @@ pub struct Ledger {
     /// Ends of the faults so far; `None` while one goes on.
     fault_ends: Vec<Option<Instant>>,
     power_cuts: Vec<Instant>,
-    boot: u64,
+    /// Processes of each node that have ended.
+    boots: Boots,
     pub violations: Vec<Violation>,
     pub events: Vec<String>,
     pub counts: Counts,
@@ -206,7 +214,7 @@ pub struct Counts {
 }
 
 impl Ledger {
-    pub fn new(allowances: Allowances) -> Ledger {
+    pub fn new(allowances: Allowances, nodes: usize) -> Ledger {
         Ledger {
             allowances,
             topics: BTreeMap::new(),
@@ -215,7 +223,7 @@ impl Ledger {
             partitions: BTreeMap::new(),
             fault_ends: Vec::new(),
             power_cuts: Vec::new(),
-            boot: 0,
+            boots: vec![0; nodes],
             violations: Vec::new(),
             events: Vec::new(),
             counts: Counts::default(),
@@ -276,21 +284,38 @@ impl Ledger {
     }
 
     /// The process serves: its logs are open, and the positions that it found are durable.
-    pub fn started(&mut self, at: Instant, shards: u16) {
-        self.note(at, format!("=== started with {shards} shards"));
-        self.copies.values_mut().for_each(|copy| copy.exposed = false);
+    pub fn started(&mut self, at: Instant, node: usize, shards: u16) {
+        self.note(at, format!("=== node {node} started with {shards} shards"));
+        let nodes = self.boots.len();
+        let own = self.copies.iter_mut().filter(|(id, _)| owner_of(id.0, id.1, nodes) == node);
+        own.for_each(|(_, copy)| copy.exposed = false);
+    }
+
+    /// The node that owns a copy, and the process of it that answered a call which began in these processes.
+    fn boot_of(&self, id: CopyId, boots: &Boots) -> u64 {
+        let owner = owner_of(id.0, id.1, self.boots.len());
+        match self.boots.len() > 1 && boots[owner] != self.boots[owner] {
+            true => UNSURE,
+            false => boots[owner],
+        }
+    }
+
+    fn boot_now(&self, id: CopyId) -> u64 {
+        self.boots[owner_of(id.0, id.1, self.boots.len())]
     }
 
     /// The process has ended. Its leases are gone; acks that were not yet durable by `judged` may be.
-    pub fn ended(&mut self, at: Instant, judged: Instant, end: End) {
-        self.note(at, format!("=== {end:?}"));
+    pub fn ended(&mut self, at: Instant, judged: Instant, node: usize, end: End) {
+        self.note(at, format!("=== node {node}: {end:?}"));
         self.counts.ends += 1;
-        self.boot += 1;
+        self.boots[node] += 1;
         if end == End::PowerCut {
             self.power_cuts.push(at);
         }
         let Allowances { killed_acks, power_cut_acks, disk_errors, honest } = self.allowances;
-        for copy in self.copies.values_mut() {
+        let nodes = self.boots.len();
+        let own = self.copies.iter_mut().filter(|(id, _)| owner_of(id.0, id.1, nodes) == node);
+        for (_, copy) in own {
             let Settled::Acked(answered) = copy.settled else { continue };
             let unsynced = answered + power_cut_acks >= judged;
             let taken = match end {
@@ -422,9 +447,9 @@ impl Ledger {
         }
     }
 
-    /// Number of processes that have ended: an answer of an earlier one arrived too late to hold a lease.
-    pub fn boot(&self) -> u64 {
-        self.boot
+    /// Numbers of processes that have ended: an answer of an earlier one arrived too late to hold a lease.
+    pub fn boots(&self) -> Boots {
+        self.boots.clone()
     }
 }
 
