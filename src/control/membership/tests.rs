@@ -53,7 +53,8 @@ fn k31_k32_k33_a_join_is_answered_by_table() {
     let add = |node: &str, raft_id: u64| Step::AddLearner(Server { raft_id, ..server(node, false) });
     let moved = Server { address: Arc::from("elsewhere:1"), ..server("b", true) };
     // (who asks, whose word, state, status, word, steps)
-    let cases: Vec<(Join, View, &State, u16, &str, Vec<Step>)> = vec![
+    type Case<'a> = (Join, View, &'a State, u16, &'a str, Vec<Step>);
+    let cases: Vec<Case> = vec![
         (Join { node: String::new(), ..asks("x") }, view.clone(), &members, 400, "bad_request", vec![]),
         (at(asks("x"), "x:0"), view.clone(), &members, 400, "bad_request", vec![]),
         (disk(asks("x"), 0), view.clone(), &members, 400, "bad_request", vec![]),
