@@ -25,6 +25,8 @@ mod watch;
 mod wire;
 
 #[cfg(test)]
+mod cluster_tests;
+#[cfg(test)]
 mod state_tests;
 #[cfg(test)]
 mod tests;
@@ -45,7 +47,7 @@ pub use apply::{apply, Applied, Outcome, Refusal};
 pub use command::{Command, Owners, Registration};
 pub use controller::Controller;
 pub use membership::{
-    answer_unconfigured, probe, start, Answer, Join, Membership, Resolve, Settings, Start, FAILURE_MEMORY, PROBE_ROUNDS,
+    answer_unconfigured, probe, start, Answer, Join, Membership, Resolve, Settings, Start, PROBE_ROUNDS,
 };
 pub use names::check_topic_name;
 pub use peers::{peer_book, Met};

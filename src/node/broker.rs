@@ -39,7 +39,7 @@ pub struct NodeState {
     /// This node was caught up with its cluster once since it started: before that it takes no request (E51).
     pub caught_up: AtomicBool,
     /// Why this node is not ready as a member of its cluster; nothing on a node without peers.
-    cluster_gate: Mutex<Option<String>>,
+    pub cluster_gate: Mutex<Option<String>>,
     /// 0: none yet.
     pub cluster_id: AtomicU64,
     /// Who asks the API port whether the node is ready.
@@ -62,6 +62,7 @@ impl NodeState {
         }
     }
 
+    /// A node without peers is caught up with itself.
     pub fn set_cluster_gate(&self, why: Option<String>) {
         *self.cluster_gate.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = why;
     }

@@ -22,7 +22,7 @@ use narad_shards::wire::{operation, status, Incoming, Outgoing};
 
 use super::{wire, Applier, Command, Consensus, Log, Outcome, Refusal, Registration, View};
 use admission::Step;
-pub use admission::{Answer, Join, FAILURE_MEMORY};
+pub use admission::{Answer, Join};
 pub use join::{start, Start, PROBE_ROUNDS};
 use join::{Attempt, JoinTargets, Next};
 
