@@ -204,6 +204,7 @@ impl World {
                     open_logs_max: 100,
                 },
                 disk_reserve_bytes: 0,
+                disk_room: Default::default(),
                 adopt: Vec::new(),
             };
             let shard = Shard::open(options, self.snapshot(number), Rc::new(carrier)).await.expect("opens");
