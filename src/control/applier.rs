@@ -48,14 +48,14 @@ pub struct Stopped {
 }
 
 impl Stopped {
-    /// What was asked for may come to pass all the same.
-    pub fn unknown(why: String) -> Stopped {
-        Stopped { why, underway: true }
+    /// For certain nothing was changed.
+    pub fn before(why: impl Into<String>) -> Stopped {
+        Stopped { why: why.into(), underway: false }
     }
 
-    /// Nothing was begun.
-    pub fn refused(why: String) -> Stopped {
-        Stopped { why, underway: false }
+    /// It may be changed all the same.
+    pub fn unknown(why: impl Into<String>) -> Stopped {
+        Stopped { why: why.into(), underway: true }
     }
 }
 
@@ -91,7 +91,7 @@ pub struct Applier {
     queued: Notify,
     /// Holds durable changes only.
     snapshot: RefCell<Arc<Snapshot>>,
-    /// What is stored. The run task is ahead of it while it stores a batch.
+    /// What is stored. The task's own is ahead of it while a batch is on its way to the disk.
     state: RefCell<State>,
     trust: Cell<bool>,
     /// Index that every shard has seen the effects of.
@@ -130,16 +130,14 @@ impl Applier {
         let queued = self.queue(Work::Entry(Entry { index, command: Some(command), answer: Some(answer) }));
         async move {
             queued?;
-            receiver
-                .await
-                .ok_or_else(|| Stopped::unknown("this node can no longer store metadata, and stops".to_owned()))
+            receiver.await.ok_or_else(|| Stopped::unknown("this node can no longer store metadata, and stops"))
         }
     }
 
     /// Queues an entry without a command: the index moves with a transaction of its own (K14).
     pub fn submit_empty(&self, index: u64) {
+        // Stopped: nothing moves any more.
         let _ = self.queue(Work::Entry(Entry { index, command: None, answer: None }));
-        // stopped: nothing moves any more
     }
 
     /// Copies the store, as it is once everything queued before is applied, into its image file. Resolves with the
@@ -160,8 +158,7 @@ impl Applier {
         let queued = self.queue(Work::InstallImage(answer));
         async move {
             queued?;
-            let why = "metadata stopped while a snapshot was being installed";
-            receiver.await.ok_or_else(|| Stopped::unknown(why.to_owned()))
+            receiver.await.ok_or_else(|| Stopped::before("metadata stopped while a snapshot was being installed"))
         }
     }
 
@@ -264,7 +261,7 @@ impl Applier {
                 None => break,
             }
         }
-        // None at all, when ownership may be trusted from now on.
+        // None at all when ownership may be trusted from now on.
         (!entries.is_empty() || self.trust.get()).then_some(Next::Entries(entries))
     }
 }
@@ -308,7 +305,7 @@ impl<S: Storage> Run<S> {
             batch.changes.extend(applied.changes);
             answers.push((entry.answer, applied.outcome));
         }
-        let mut shown = batch.changes.iter().any(Change::shows_in_snapshot);
+        let mut shows = batch.changes.iter().any(Change::shows_in_snapshot);
         if batch.applied_index > 0 {
             let batch = Arc::new(batch);
             self.store = commit(self.store, batch.clone(), &applier.watch).await?;
@@ -317,9 +314,9 @@ impl<S: Storage> Run<S> {
         }
         if applier.trust.take() {
             self.placement.trust();
-            shown = true;
+            shows = true;
         }
-        if shown {
+        if shows {
             self.show(applier).await;
         }
         self.shown(applier);
@@ -371,7 +368,7 @@ impl<S: Storage> Run<S> {
         })
         .await;
         self.store = returned;
-        self.state = result.map_err(|error| Stopped::unknown(format!("a received metadata snapshot: {error}")))?;
+        self.state = result.map_err(|error| Stopped::before(format!("a received metadata snapshot: {error}")))?;
         *applier.state.borrow_mut() = self.state.clone();
         applier.tell(&self.state);
         self.show(applier).await;

@@ -41,6 +41,8 @@ struct Inner {
     stopping: Cell<bool>,
     /// Until then the socket is not asked.
     receive_again: Cell<Instant>,
+    /// It was said that datagrams are too long.
+    told_size: Cell<bool>,
 }
 
 /// Carries frames to and from other endpoints. All of it runs on the thread that started it.
@@ -71,6 +73,7 @@ impl PeerEndpoint {
             driver: RefCell::default(),
             stopping: Cell::new(false),
             receive_again: Cell::new(Instant(0)),
+            told_size: Cell::new(false),
         });
         let driven = inner.clone();
         // A share of its own: what peers wait for must not queue behind every connection that produces.
@@ -209,9 +212,10 @@ impl Inner {
         let mut state = self.state.borrow_mut();
         state.metrics.calls += 1;
         let (lane, link) = (request.lane, state.link_to(to)?);
-        let (link, (request_id, reply)) = (link.id, link.request(request, rt::now())?);
+        let (link, queued) = (link.id, link.request(request, rt::now()));
         drop(state);
         self.wake();
+        let (request_id, reply) = queued?;
         Ok(Waiting { inner: self.clone(), link, lane, request_id, reply, over: false })
     }
 
@@ -292,7 +296,14 @@ impl Inner {
             Poll::Ready(Some(sent)) => {
                 let mut state = self.state.borrow_mut();
                 let to = sent.to;
-                state.metrics.send_errors += u64::from(sent.result.is_err());
+                if let Err(error) = &sent.result {
+                    state.metrics.send_errors += 1;
+                    let whole = sent.segment_bytes.is_none();
+                    if whole && error.raw_os_error() == Some(libc::EMSGSIZE) && !self.told_size.replace(true) {
+                        tracing::warn!(peer = %to, bytes = sent.data.len(), "a datagram is longer than the path to this \
+                            peer takes: set a smaller datagram size, or a larger MTU");
+                    }
+                }
                 if state.outbox.sent(sent) {
                     state.metrics.offload_refused += 1;
                     tracing::warn!(peer = %to, "the kernel does not cut datagrams for this peer; they go one by one");

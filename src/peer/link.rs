@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use boring::ssl::SslRef;
+use narad_shards::io::ring::{UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
 use narad_shards::remote::{CallError, ConnectionId, Hello};
 use narad_shards::rt::sync::{oneshot, Receiver, Sender};
 use narad_shards::rt::Instant;
@@ -16,19 +16,17 @@ use super::admission::PROVE_WITHIN;
 use super::buffers::Quic;
 use super::frames::FrameReader;
 use super::greeting;
+use super::liveness::{Due, Liveness, Progress};
 use super::outbox::Outbox;
 use super::proof::{prove, verify, Material, Role};
 use super::queue::{lane_of, stream_of, Recalled, SendQueue};
 
 /// A dial that is not done by then has failed.
 pub(super) const DIAL_WITHIN: Duration = Duration::from_secs(1);
-/// A peer that says nothing for that long after a ping is dead. Also the least time between two pings, and how long a
-/// call may be without a reply before the peer is asked whether it lives (E40).
-const SILENCE: Duration = Duration::from_secs(1);
 /// Operation of a ping: answered here, by no handler, so that it waits for no disk.
 pub(super) const PING: u16 = 0;
-/// Bytes handed to quiche, and packets made of them, before the next connection has its turn.
-const QUANTUM_BYTES: usize = 64 << 10;
+/// What a packet holds beside a stream's bytes, at most.
+const PACKET_OVERHEAD_BYTES: usize = 60;
 /// Application error codes of a close.
 const STOPPED: u64 = 0;
 const REFUSED: u64 = 1;
@@ -79,7 +77,7 @@ pub(super) struct Link {
     /// Ids under which packets for it come in.
     pub cids: Vec<Vec<u8>>,
     phase: Phase,
-    secret: Option<Rc<[u8]>>,
+    secret: Option<Arc<[u8]>>,
     material: Option<Material>,
     said: greeting::Reader,
     to_say: Vec<u8>,
@@ -96,10 +94,8 @@ pub(super) struct Link {
     /// Requests that are being answered; dropping one tells its handler that nobody waits.
     pub serving: BTreeMap<u64, Sender<()>>,
     quic_timer: Option<Instant>,
-    heard: Instant,
-    pinged: Option<Instant>,
-    ping_wanted: bool,
-    last_ping: Option<Instant>,
+    liveness: Liveness,
+    progress: Progress,
     keep_alive: Option<Duration>,
     next_keep_alive: Instant,
     pub ended_because: String,
@@ -113,7 +109,7 @@ impl Link {
         peer: SocketAddr,
         dialled: bool,
         quic: Quic,
-        secret: Option<Rc<[u8]>>,
+        secret: Option<Arc<[u8]>>,
         keep_alive: Option<Duration>,
         now: Instant,
     ) -> Link {
@@ -139,10 +135,8 @@ impl Link {
             next_request: 1,
             serving: BTreeMap::new(),
             quic_timer: None,
-            heard: now,
-            pinged: None,
-            ping_wanted: false,
-            last_ping: None,
+            liveness: Liveness::new(now),
+            progress: Progress::default(),
             keep_alive: keep_alive.filter(|_| dialled),
             next_keep_alive: now,
             ended_because: String::new(),
@@ -244,7 +238,9 @@ impl Link {
     /// Nobody waits for a call any more. The connection and its other calls are untouched (K37). The other side is told
     /// also when its reply is here already: nobody has taken it (C58).
     pub fn give_up(&mut self, lane: Lane, request_id: u64, timed_out: bool) -> Recalled {
-        self.ping_wanted |= timed_out;
+        if timed_out {
+            self.liveness.doubt();
+        }
         self.calls.remove(&request_id);
         let recalled = self.queue.recall(lane, request_id);
         if recalled == Recalled::Begun && !self.has_ended() {
@@ -358,7 +354,7 @@ impl Link {
             Ok(()) => {
                 self.phase = Phase::Open;
                 self.met = true;
-                self.heard = now;
+                self.liveness.heard(now);
                 match self.is_dialled() {
                     true => Lane::ALL.into_iter().for_each(|lane| self.order(lane)),
                     false => self.events.push(Event::Greet(self.id)),
@@ -384,7 +380,7 @@ impl Link {
                 let reader = &mut self.readers[lane as usize];
                 match self.quic.stream_recv(stream, reader.space()) {
                     Ok((count, ended)) => {
-                        self.heard = now;
+                        self.liveness.heard(now);
                         match reader.advance(count) {
                             Ok(Some(frame)) => self.take_frame(lane, frame),
                             Ok(None) => {}
@@ -451,65 +447,66 @@ impl Link {
             // Refused only where the connection is ending anyway.
             let _ = self.quic.send_ack_eliciting();
         }
-        match self.pinged {
-            // Anything on any stream vetoes a verdict (K38).
-            Some(at) if self.heard > at => self.pinged = None,
-            Some(at) if now >= at + SILENCE => {
-                self.tally.silent += 1;
-                tracing::warn!(peer = %self.peer, "a peer has said nothing for a second after a ping: its connection is dropped");
-                self.end(SILENT, "no answer to a ping within one second");
-                return;
-            }
-            Some(_) => return,
-            None => {}
+        if self.progress.over_at().is_some_and(|at| at <= now) {
+            self.end(LATE, "it takes nothing of what is to be sent to it");
+            return;
         }
-        if self.ping_at().is_some_and(|at| at <= now) {
-            self.ping_wanted = false;
-            self.tally.pings += 1;
-            (self.pinged, self.last_ping) = (Some(now), Some(now));
-            let request_id = self.next_request;
-            self.next_request += 1;
-            // On the most urgent lane, or bulk of our own on its way would look like silence of the peer.
-            self.bare(PING, Kind::Request, Lane::Consensus, request_id);
+        match self.liveness.due(now, self.waiting()) {
+            Due::Nothing => {}
+            Due::Ping => {
+                self.tally.pings += 1;
+                let request_id = self.next_request;
+                self.next_request += 1;
+                // On the most urgent lane, or bulk of our own on its way would look like silence of the peer.
+                self.bare(PING, Kind::Request, Lane::Consensus, request_id);
+            }
+            Due::Dead => {
+                self.tally.silent += 1;
+                tracing::warn!(peer = %self.peer,
+                    "a peer has said nothing for a second after a ping: its connection is dropped");
+                self.end(SILENT, "no answer to a ping within one second");
+            }
         }
     }
 
-    /// When the other side is to be asked whether it lives, as things are.
-    fn ping_at(&self) -> Option<Instant> {
-        if !self.is_dialled() {
-            return None;
-        }
-        let waiting = self.calls.first_key_value().map(|(_, call)| call.since.max(self.heard) + SILENCE);
-        let at = if self.ping_wanted { Some(Instant(0)) } else { waiting }?;
-        Some(self.last_ping.map_or(at, |last| at.max(last + SILENCE)))
+    /// Since when the oldest call is without a reply.
+    fn waiting(&self) -> Option<Instant> {
+        self.calls.first_key_value().map(|(_, call)| call.since)
     }
 
     pub fn next_timer(&self) -> Option<Instant> {
         let opening = (!matches!(self.phase, Phase::Open | Phase::Ended)).then_some(self.open_by);
-        let mut timers = [self.quic_timer, opening, None, None];
+        let mut timers = [self.quic_timer, opening, None, None, None];
         if self.is_open() {
             timers[2] = self.keep_alive.map(|_| self.next_keep_alive);
-            timers[3] = self.pinged.map(|at| at + SILENCE).or_else(|| self.ping_at());
+            timers[3] = self.liveness.next(self.waiting());
+            timers[4] = self.progress.over_at();
         }
         timers.into_iter().flatten().min()
     }
 
     // Packets.
 
-    /// Makes packets of what is to be said, a quantum of them at most. Returns whether there may be more right away.
+    /// Makes packets of what is to be said, as many as one send takes. Returns whether there may be more right away.
     pub fn transmit(&mut self, outbox: &mut Outbox, now: Instant) -> bool {
         self.say();
+        let bytes_max = self.quic.max_send_udp_payload_size().max(super::DATAGRAM_BYTES_MIN);
         let mut more = false;
         if self.is_open() && !self.queue.is_empty() {
-            match self.queue.feed(&mut self.quic, QUANTUM_BYTES) {
-                Ok(left) => more = left,
+            // No more than these packets hold: what quiche has taken is not overtaken any more.
+            let packets = UDP_SEGMENTS_MAX.min(UDP_SEND_BYTES_MAX / bytes_max);
+            let quantum = packets * (bytes_max - PACKET_OVERHEAD_BYTES);
+            match self.queue.feed(&mut self.quic, quantum) {
+                Ok(taken) => {
+                    more = taken == quantum;
+                    self.progress.note(taken, !self.queue.is_empty(), now);
+                }
                 Err(error) => self.end(MALFORMED, &format!("a lane cannot be written: {error:?}")),
             }
         }
-        let bytes_max = self.quic.max_send_udp_payload_size().max(super::DATAGRAM_BYTES_MIN);
         let mut sent = 0;
         let drained = loop {
-            if sent >= QUANTUM_BYTES {
+            if sent >= UDP_SEND_BYTES_MAX {
                 break false;
             }
             match outbox.add(self.peer, bytes_max, |space| self.quic.send(space).map(|(bytes, _)| bytes)) {
@@ -543,7 +540,7 @@ impl Link {
 
     /// The same peer has a newer connection to us.
     pub fn replace(&mut self) {
-        self.end(STOPPED, "the peer was started again");
+        self.end(STOPPED, "the peer has dialled again");
     }
 
     fn end(&mut self, code: u64, reason: &str) {

@@ -8,7 +8,9 @@
 //! | file | what it is |
 //! |---|---|
 //! | `endpoint` | the socket's task, dialling, and `Transport` |
-//! | `link` | one connection: greeting, streams, calls, liveness |
+//! | `link` | one connection: greeting, streams, calls |
+//! | `liveness` | when a peer is asked whether it lives, and when it is dead |
+//! | `state` | all connections of an endpoint, and how packets find them |
 //! | `frames` | from stream bytes to frames |
 //! | `queue` | from frames to streams, lane by lane |
 //! | `greeting` | stream 0: proof and hello as bytes |
@@ -25,6 +27,7 @@ mod frames;
 pub mod fuzz;
 mod greeting;
 mod link;
+mod liveness;
 mod metrics;
 mod outbox;
 mod proof;
@@ -35,7 +38,7 @@ mod tests;
 mod tls;
 
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use endpoint::PeerEndpoint;
@@ -63,7 +66,7 @@ pub struct TlsFiles {
 #[derive(Clone, Debug)]
 pub struct PeerSettings {
     /// Both sides of a connection must know it, or neither has one.
-    pub secret: Option<Rc<[u8]>>,
+    pub secret: Option<Arc<[u8]>>,
     /// `None`: a certificate that this endpoint makes for itself, and nobody checks.
     pub tls: Option<TlsFiles>,
     /// Connections are kept up when nothing is said on them: for control endpoints.

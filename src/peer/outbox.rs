@@ -31,7 +31,7 @@ struct Open {
 impl Open {
     fn is_full(&self) -> bool {
         let segments = self.used.div_ceil(self.segment_bytes);
-        let short = self.used % self.segment_bytes != 0;
+        let short = !self.used.is_multiple_of(self.segment_bytes);
         short || segments == UDP_SEGMENTS_MAX || self.used + self.segment_bytes > UDP_SEND_BYTES_MAX
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn stream_of(lane: Lane) -> u64 {
 }
 
 pub(super) fn lane_of(stream: u64) -> Option<Lane> {
-    let index = (stream / 4).checked_sub(1).filter(|_| stream % 4 == 0)?;
+    let index = (stream / 4).checked_sub(1).filter(|_| stream.is_multiple_of(4))?;
     Lane::ALL.get(usize::try_from(index).ok()?).copied()
 }
 
@@ -89,19 +89,20 @@ impl SendQueue {
         Recalled::Unsent
     }
 
-    /// Gives quiche up to `quantum` bytes, urgent lanes first. Returns whether there is more that it could take.
-    pub fn feed(&mut self, quic: &mut Quic, mut quantum: usize) -> Result<bool, quiche::Error> {
+    /// Gives quiche up to `quantum` bytes, urgent lanes first. Returns how many it took.
+    pub fn feed(&mut self, quic: &mut Quic, quantum: usize) -> Result<usize, quiche::Error> {
+        let mut left = quantum;
         for lane in Lane::ALL {
             let waiting = &mut self.lanes[lane as usize];
             while let Some(frame) = waiting.frames.front_mut() {
-                if quantum == 0 {
-                    return Ok(true);
+                if left == 0 {
+                    return Ok(quantum);
                 }
                 let Some(mut piece) = frame.pieces.pop_front() else {
                     waiting.frames.pop_front();
                     continue;
                 };
-                let rest = (piece.len() > quantum).then(|| quiche::BufSplit::split_at(&mut piece, quantum));
+                let rest = (piece.len() > left).then(|| quiche::BufSplit::split_at(&mut piece, left));
                 rest.into_iter().for_each(|rest| frame.pieces.push_front(rest));
                 let offered = piece.len();
                 let (taken, refused) = match quic.stream_send_zc(stream_of(lane), piece.clone(), false) {
@@ -112,13 +113,13 @@ impl SendQueue {
                 frame.begun |= taken > 0;
                 refused.into_iter().for_each(|refused| frame.pieces.push_front(refused));
                 waiting.bytes -= taken;
-                quantum -= taken;
+                left -= taken;
                 if taken < offered {
                     // Its window, or the path's, is full; another lane may have room in its own.
                     break;
                 }
             }
         }
-        Ok(false)
+        Ok(quantum - left)
     }
 }

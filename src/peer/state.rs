@@ -301,18 +301,16 @@ impl State {
         if !link.is_open() {
             return;
         }
-        let (peer, dialled, boot_id) = (link.peer, link.is_dialled(), link.hello().map_or(0, |hello| hello.boot_id));
+        let (peer, dialled) = (link.peer, link.is_dialled());
         if dialled {
             if let Some(known) = self.dialled.get_mut(&peer) {
                 known.failures = 0;
             }
             return;
         }
-        // The same address with another process behind it: the one before is gone.
-        let former = |link: &Link| {
-            link.peer == peer && !link.is_dialled() && link.hello().is_some_and(|hello| hello.boot_id != boot_id)
-        };
-        let former: Vec<ConnectionId> = self.links.values().filter(|link| former(link)).map(|link| link.id).collect();
+        // An endpoint dials again only when its former connection is lost to it: nobody waits for answers there.
+        let former = |link: &&Link| link.peer == peer && !link.is_dialled() && link.is_open() && link.id != id;
+        let former: Vec<ConnectionId> = self.links.values().filter(former).map(|link| link.id).collect();
         for id in former {
             if let Some(link) = self.link(id) {
                 link.replace();

@@ -1,6 +1,7 @@
 //! Certificates, and how quiche is set up.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use boring::asn1::Asn1Time;
 use boring::bn::BigNum;
@@ -23,6 +24,9 @@ const PROTOCOL: &[u8] = b"narad-peer/1";
 const STREAMS: u64 = 1 + narad_shards::wire::Lane::ALL.len() as u64;
 /// Peers share a fast network: that much leaves before the first acknowledgement.
 const INITIAL_WINDOW_BYTES: usize = 256 << 10;
+
+/// What a round trip is taken for until it was measured: a dial must survive the loss of its first packets.
+const INITIAL_RTT: Duration = Duration::from_millis(50);
 
 /// Makes connections. Replaced as a whole when certificates change; connections that are up keep what they began with.
 pub(super) struct Tls {
@@ -135,6 +139,7 @@ fn configure(builder: SslContextBuilder, settings: &PeerSettings) -> Result<quic
     config.set_max_recv_udp_payload_size(64 << 10);
     let datagram_bytes = settings.datagram_bytes.clamp(DATAGRAM_BYTES_MIN, DATAGRAM_BYTES_MAX);
     config.set_max_send_udp_payload_size(datagram_bytes);
+    config.set_initial_rtt(INITIAL_RTT);
     config.set_initial_max_data(settings.connection_window_bytes);
     config.set_initial_max_stream_data_bidi_local(settings.stream_window_bytes);
     config.set_initial_max_stream_data_bidi_remote(settings.stream_window_bytes);

@@ -19,8 +19,7 @@ use super::disk::{Changes, Position};
 use super::mirror::Label;
 use super::settle::{settle, Hands};
 use super::{snapshot, Consensus};
-use crate::control::BadCommand;
-use crate::control::{Command, Outcome, Stopped};
+use crate::control::{BadCommand, Command, Outcome, Stopped};
 
 /// A leader's heartbeats.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -283,7 +282,7 @@ impl Driver {
                 Err(BadCommand::UnknownType(entry_type)) => {
                     let build = env!("CARGO_PKG_VERSION");
                     tracing::error!(index, entry_type, build, "metastore: stopped applying raft entries");
-                    return Err(Stopped::unknown(format!(
+                    return Err(Stopped::before(format!(
                         "log entry {index} is of command type {entry_type}, which this build ({build}) does not know: run the build that the rest of the cluster runs"
                     )));
                 }
@@ -312,7 +311,7 @@ impl Hands for Driver {
             }
             if rt::now() + wait > started + RETRY_TOTAL {
                 tracing::error!(error, "consensus: the log cannot be written");
-                return Err(Stopped::unknown(format!(
+                return Err(Stopped::before(format!(
                     "the consensus log cannot be written: {error}; free or replace the disk, then restart"
                 )));
             }
@@ -324,7 +323,7 @@ impl Hands for Driver {
     async fn install(&mut self, core: &Core, index: u64) -> Result<(), Stopped> {
         let installed = self.consensus.applier.install_image().await?;
         if installed != index {
-            return Err(Stopped::unknown(format!(
+            return Err(Stopped::before(format!(
                 "the received metadata snapshot is of entry {installed}, not {index}"
             )));
         }

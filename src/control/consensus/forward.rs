@@ -36,30 +36,28 @@ struct Committed {
 }
 
 fn unknown(why: impl std::fmt::Display) -> Failure {
-    Failure::Unknown(format!("{why}: the change may still be applied"))
+    Failure::Unknown(why.to_string())
 }
 
-/// The log of a node's control plane.
-pub struct ConsensusLog(pub Rc<Consensus>);
-
-impl Log for ConsensusLog {
+impl Log for Rc<Consensus> {
     fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>> {
-        let consensus = self.0.clone();
-        Box::pin(async move { consensus.propose(command).await })
+        let consensus = self.clone();
+        Box::pin(async move { consensus.decide(command).await })
     }
 
     fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>> {
-        let consensus = self.0.clone();
+        let consensus = self.clone();
         Box::pin(async move { consensus.pass_barrier().await })
     }
 }
 
 impl Consensus {
     /// See [`Log::propose`].
-    pub async fn propose(&self, command: Command) -> Result<Outcome, Stopped> {
+    pub async fn decide(&self, command: Command) -> Result<Outcome, Stopped> {
         let until = rt::now() + DEADLINE;
         let outcome = self.until_done(until, || self.try_propose(command.clone(), until)).await?;
-        outcome.await
+        // It is in the log, whatever has become of this node meanwhile.
+        outcome.await.map_err(|stopped| Stopped { underway: true, ..stopped })
     }
 
     /// See [`Log::barrier`].
@@ -71,7 +69,7 @@ impl Consensus {
         };
         rt::timeout(DEADLINE, passed)
             .await
-            .unwrap_or_else(|_| Err(Stopped::unknown("the barrier was not passed in time".to_owned())))
+            .unwrap_or_else(|_| Err(Stopped::before("the barrier was not passed in time".to_owned())))
     }
 
     /// Tries again what was not done for certain, until the deadline.
@@ -89,7 +87,7 @@ impl Consensus {
                 Ok(value) => return Ok(value),
                 Err(Failure::Unknown(why)) => return Err(Stopped::unknown(why)),
                 Err(Failure::NotDone(why)) if rt::now() + RETRY >= until => {
-                    return Err(Stopped::refused(format!("{why}; nothing was changed, try again")));
+                    return Err(Stopped::before(why));
                 }
                 Err(Failure::NotDone(_)) => drop(rt::timeout(RETRY, changed).await),
             }
@@ -195,7 +193,7 @@ impl Consensus {
         };
         let command = match Command::decode(command) {
             Ok(command) => command,
-            Err(error) => return codec::refusal(incoming, status::BAD_REQUEST, &format!("{error:?}")),
+            Err(error) => return codec::refusal(incoming, status::BAD_REQUEST, &error.to_string()),
         };
         if !self.leads() {
             return codec::refusal(incoming, status::MISDIRECTED, "this node does not lead");

@@ -27,7 +27,7 @@ mod snapshot;
 mod tests;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -51,6 +51,8 @@ use driver::{Request, Verdict};
 pub const CONTACT_FRESH: Duration = Duration::from_secs(5);
 /// For a proposal to be decided, a barrier to be passed, a forwarded change to arrive here (E47, E52).
 pub const DEADLINE: Duration = Duration::from_secs(5);
+/// A leader's heartbeats to a server count as failing after so long without a word from it.
+const HEARTBEAT_FAILED: Duration = Duration::from_secs(1);
 /// A hand-over is over within an election timeout, one way or the other.
 const TRANSFER_WAIT: Duration = Duration::from_millis(1500);
 
@@ -73,6 +75,8 @@ pub struct Settings {
     pub trailing_entries: u64,
     /// Whether one is due is looked at after this time, or up to twice that.
     pub snapshot_check: Duration,
+    /// Of a snapshot in one frame: at most half of what a frame may be (K39).
+    pub piece_bytes: usize,
 }
 
 impl Settings {
@@ -84,6 +88,7 @@ impl Settings {
             snapshot_entries: 8192,
             trailing_entries: 10_240,
             snapshot_check: Duration::from_secs(120),
+            piece_bytes: 4 << 20,
         }
     }
 }
@@ -124,8 +129,8 @@ pub struct Consensus {
     contact: Cell<Option<Instant>>,
     /// Highest commit index that a leader has told this process (3.1).
     leader_commit: Cell<Option<u64>>,
-    /// Addresses that servers have written from.
-    heard_from: RefCell<BTreeMap<u64, SocketAddr>>,
+    /// Where each server wrote from last, and when.
+    heard_from: RefCell<BTreeMap<u64, (Option<SocketAddr>, Instant)>>,
     has_caught_up: Cell<bool>,
     waiters: RefCell<BTreeMap<ProposalId, Waiter>>,
     process: u64,
@@ -228,12 +233,27 @@ impl Consensus {
         }
     }
 
+    /// Servers that have not answered this leader's heartbeats lately; empty where this node does not lead.
+    pub fn failing(&self) -> BTreeSet<u64> {
+        let status = self.status.borrow();
+        if !status.leads {
+            return BTreeSet::new();
+        }
+        let heard = self.heard_from.borrow();
+        let silent = |id: &u64| {
+            let last = heard.get(id).map_or(status.since, |(_, at)| (*at).max(status.since));
+            rt::now() - last > HEARTBEAT_FAILED
+        };
+        status.configuration.servers.keys().copied().filter(|id| *id != status.raft_id && silent(id)).collect()
+    }
+
     /// The ownership latch (K22): resolves once this node was caught up once and has passed a barrier; set for the life
-    /// of the process.
+    /// of the process, and told to the shards.
     pub async fn latch(&self) -> Result<(), Stopped> {
         while !self.has_caught_up.get() {
             if self.caught_up() && self.pass_barrier().await.is_ok() {
                 self.has_caught_up.set(true);
+                self.applier.trust_ownership();
                 break;
             }
             if let Some(stopped) = self.stopped() {
@@ -278,7 +298,7 @@ impl Consensus {
     /// Removes a server. The leader never removes itself: it hands over first (K63).
     pub async fn remove(&self, raft_id: u64) -> Result<(), Stopped> {
         if raft_id == self.status.borrow().raft_id {
-            return Err(Stopped::refused("the leader cannot remove itself: transfer the leadership first".to_owned()));
+            return Err(Stopped::before("the leader cannot remove itself: transfer the leadership first".to_owned()));
         }
         self.change(Change::Remove { raft_id }).await
     }
@@ -312,9 +332,7 @@ impl Consensus {
             }
         };
         let address = std::str::from_utf8(incoming.archive()).ok().and_then(|address| address.parse().ok());
-        if let Some(address) = address {
-            self.heard_from.borrow_mut().insert(message.from, address);
-        }
+        self.heard_from.borrow_mut().insert(message.from, (address, rt::now()));
         self.heard(&message);
         self.request(Request::Step(message));
     }
@@ -333,7 +351,7 @@ impl Consensus {
 
     fn address_of(&self, raft_id: u64, configuration: &Configuration) -> Option<SocketAddr> {
         let recorded = configuration.servers.get(&raft_id).map(|server| server.address.as_str());
-        (self.settings.address_of)(raft_id, recorded).or_else(|| self.heard_from.borrow().get(&raft_id).copied())
+        (self.settings.address_of)(raft_id, recorded).or_else(|| self.heard_from.borrow().get(&raft_id)?.0)
     }
 
     fn request(&self, request: Request) {
@@ -416,7 +434,7 @@ impl Consensus {
         let (ended, kept): (BTreeMap<_, _>, _) = waiters.into_iter().partition(|(_, waiter)| waiter.of_leader);
         *self.waiters.borrow_mut() = kept;
         for waiter in ended.into_values() {
-            let why = "this node lost the leadership before the change was decided: it may still be applied";
+            let why = "this node lost the leadership before the change was decided";
             let _ = waiter.answer.send(Verdict::Unknown(why.to_owned())); // it may have given up
         }
     }

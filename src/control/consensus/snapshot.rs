@@ -16,8 +16,6 @@ use super::codec::{self, Piece};
 use super::driver::Request;
 use super::Consensus;
 
-/// Half of what a frame may be is 8 MiB (K39); smaller pieces hold up less.
-const PIECE_BYTES: usize = 4 << 20;
 /// For a piece to arrive and to be written.
 const PIECE_BUDGET: Duration = Duration::from_secs(30);
 
@@ -35,7 +33,7 @@ async fn send_image(consensus: &Consensus, address: SocketAddr, message: &Messag
     let message = message.encode_to_vec();
     let mut offset = 0;
     loop {
-        let (bytes, image_bytes) = consensus.disk.read_image(offset, PIECE_BYTES).await?;
+        let (bytes, image_bytes) = consensus.disk.read_image(offset, consensus.settings.piece_bytes).await?;
         let is_last = offset + bytes.len() as u64 >= image_bytes;
         let message = if is_last { message.as_slice() } else { &[] };
         let piece = Piece { offset, image_bytes, message_bytes: message.len() };

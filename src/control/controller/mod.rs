@@ -101,7 +101,7 @@ impl Controller {
             if let Some(pass) = pass {
                 // Without an outcome the next look tries again: every command is guarded.
                 if let Err(stopped) = self.pass(view.term, pass).await {
-                    tracing::debug!(reason = stopped.0, "controller: a pass ended early");
+                    tracing::debug!(reason = stopped.why, "controller: a pass ended early");
                 }
                 if pass == Pass::TakeOver {
                     (next_tick, ticks) = (rt::now() + TICK, 0);

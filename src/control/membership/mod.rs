@@ -247,7 +247,7 @@ impl Membership {
         }
         let _held = self.changing.enter().await;
         if let Err(stopped) = self.log.barrier().await {
-            return refusal(status::UNAVAILABLE, "unavailable", &stopped.0);
+            return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
         }
         let (steps, answer) = decide(&self.consensus.view());
         if answer.status == status::CONFLICT {
@@ -266,7 +266,7 @@ impl Membership {
             Step::Propose(command) => match self.log.propose(command).await {
                 Ok(Outcome::Refused(refusal)) => Err(format!("the metadata refused: {refusal:?}")),
                 Ok(_) => Ok(()),
-                Err(stopped) => Err(stopped.0),
+                Err(stopped) => Err(stopped.why),
             },
             Step::Remove(raft_id) => self.consensus.remove(raft_id).await,
             Step::AddLearner(server) => self.consensus.add_learner(&server).await,
@@ -300,7 +300,7 @@ impl Membership {
         let _held = self.changing.enter().await;
         if self.consensus.view().leads {
             if let Err(stopped) = self.log.barrier().await {
-                return refusal(status::UNAVAILABLE, "unavailable", &stopped.0);
+                return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
             }
         }
         let decided = admission::forget(node, &self.applier.state(), &self.consensus.view(), rt::now());

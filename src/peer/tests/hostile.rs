@@ -117,6 +117,10 @@ fn e48_before_the_proof_nothing_is_answered_and_little_is_held() {
         assert!(taken <= 256 << 10, "{taken} bytes were taken from somebody unproven");
         assert!(stranger.quic.peer_error().is_none());
         assert_eq!((other.begun.get(), other.met.borrow().len()), (0, 0));
+        // He has three seconds.
+        stranger.reason().await;
+        let reason = stranger.reason().await.expect("he is sent away");
+        assert!(reason.contains("took too long"), "{reason}");
     });
 }
 

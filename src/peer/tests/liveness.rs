@@ -10,8 +10,8 @@ use narad_shards::wire::Lane;
 
 use super::*;
 
-/// Passes datagrams on between whoever dials it and `to`, until it is cut.
-fn proxy(handle: &RingHandle, to: SocketAddr, cut: Rc<Cell<bool>>) -> SocketAddr {
+/// Passes datagrams on between whoever dials it and `to`, while `passes` says so.
+fn proxy(handle: &RingHandle, to: SocketAddr, mut passes: impl FnMut() -> bool + 'static) -> SocketAddr {
     let udp = handle.udp(loopback(0), false).expect("a free port");
     let address = udp.local_addr().expect("it is bound");
     rt::spawn(Queue::Foreground, async move {
@@ -23,7 +23,7 @@ fn proxy(handle: &RingHandle, to: SocketAddr, cut: Rc<Cell<bool>>) -> SocketAddr
                 dialler = Some(received.from);
             }
             for datagram in received.datagrams() {
-                if let Some(target) = target.filter(|_| !cut.get()) {
+                if let Some(target) = target.filter(|_| passes()) {
                     udp.send(target, datagram.to_vec(), None);
                     poll_fn(|cx| udp.poll_sent(cx)).await;
                 }
@@ -39,22 +39,47 @@ fn k38_a_silent_peer_is_found_by_a_ping_and_a_slow_one_is_not() {
         let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));
         let (a, b) = (start(&handle, &one, secret(SECRET)), start(&handle, &other, secret(SECRET)));
         let cut = Rc::new(Cell::new(false));
-        let through = proxy(&handle, b.local_addr(), cut.clone());
+        let is_cut = cut.clone();
+        let through = proxy(&handle, b.local_addr(), move || !is_cut.get());
         ask(&a, through).await.expect("it is answered");
         let connection = a.connection_to(through);
         // E40: its handler hangs, but it answers pings: slow, not dead.
-        let hanging = a.call(through, question(HANG, Lane::Produce, b"", 2_500)).await;
+        let hanging = a.call(through, question(HANG, Lane::Produce, b"", 1_500)).await;
         assert!(matches!(hanging, Err(CallError::Unknown(_))));
         let metrics = a.metrics();
         assert!(metrics.pings >= 1 && metrics.silent == 0, "{metrics:?}");
         assert_eq!(a.connection_to(through), connection);
+        let hanging = a.call(through, question(HANG, Lane::Produce, b"", 30_000));
+        until(|| other.begun.get() == 3).await;
         cut.set(true);
-        let lost = a.call(through, question(HANG, Lane::Produce, b"", 30_000)).await;
+        let lost = hanging.await;
         assert!(matches!(&lost, Err(CallError::Unknown(text)) if text.contains("ping")), "{lost:?}");
         assert_eq!((a.metrics().silent, a.connection_to(through), one.lost.get()), (1, None, 1));
         cut.set(false);
         ask(&a, through).await.expect("the next request dials, at once");
         assert_ne!(a.connection_to(through), connection);
+        // Whoever dials again has given up what was before: its handler ends with it.
+        until(|| other.dropped.get() == 2 && other.lost.get() == 1).await;
+    });
+}
+
+#[test]
+fn what_a_path_loses_is_sent_again() {
+    run(|handle| async move {
+        let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));
+        let (a, b) = (start(&handle, &one, secret(SECRET)), start(&handle, &other, secret(SECRET)));
+        let mut datagrams = 0;
+        // The second and the third one too: parts of the handshake.
+        let through = proxy(&handle, b.local_addr(), move || {
+            datagrams += 1;
+            datagrams != 2 && datagrams % 20 != 3
+        });
+        let mut request = question(ECHO, Lane::Produce, b"commit", 60_000);
+        let payload = pattern(300_000);
+        request.payload = vec![payload.clone()];
+        let reply = a.call(through, request).await.expect("it is answered");
+        assert!(reply.payload()[..] == payload[..]);
+        assert!(a.metrics().packets_lost > 0, "{:?}", a.metrics());
     });
 }
 
@@ -103,7 +128,7 @@ fn control_connections_outlive_silence_and_others_do_not() {
             let settings = PeerSettings { keep_alive, idle_timeout: Duration::from_millis(300), ..secret(SECRET) };
             let (a, b) = (start(&handle, &one, settings.clone()), start(&handle, &other, settings));
             ask(&a, b.local_addr()).await.expect("it is answered");
-            rt::sleep(Duration::from_millis(1_000)).await;
+            rt::sleep(Duration::from_millis(700)).await;
             assert_eq!(a.connection_to(b.local_addr()).is_some(), keep_alive);
             ask(&a, b.local_addr()).await.expect("it is dialled again where it has to be");
         });

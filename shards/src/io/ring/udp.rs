@@ -151,6 +151,8 @@ pub struct Udp {
     sending: RefCell<Option<Sending>>,
     send_spare: RefCell<Option<Box<Message>>>,
     buffer_bytes: (usize, usize),
+    /// Bound to an IPv6 address: the kernel wants IPv4 addresses in its form.
+    v6: bool,
 }
 
 fn bound_socket(address: SocketAddr, offload: bool) -> io::Result<(OwnedFd, (usize, usize))> {
@@ -198,6 +200,7 @@ impl Udp {
             sending: RefCell::default(),
             send_spare: RefCell::default(),
             buffer_bytes,
+            v6: address.is_ipv6(),
         })
     }
 
@@ -243,6 +246,10 @@ impl Udp {
             let Memory::Message(message) = completion.keep.memory else { unreachable!("a receive keeps its message") };
             let received = decode(&message.name).filter(|_| completion.result > 0);
             if let Some(from) = received {
+                let from = match from {
+                    SocketAddr::V6(v6) => v6.ip().to_ipv4_mapped().map_or(from, |v4| SocketAddr::from((v4, v6.port()))),
+                    SocketAddr::V4(_) => from,
+                };
                 let (started, useful) = self.batch.get();
                 self.batch.set((started, useful + 1));
                 let bytes = completion.result as usize;
@@ -274,7 +281,11 @@ impl Udp {
         assert!(!self.is_sending(), "one send in flight a socket, or datagrams overtake each other");
         let mut message = self.send_spare.take().unwrap_or_else(|| Message::new(Vec::new()));
         message.data = data;
-        let header = message.for_send(to, segment_bytes);
+        let name = match to {
+            SocketAddr::V4(v4) if self.v6 => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
+            _ => to,
+        };
+        let header = message.for_send(name, segment_bytes);
         let entry = opcode::SendMsg::new(self.descriptor.get(), header).flags(libc::MSG_NOSIGNAL as u32).build();
         let keep = Keep::on(&self.descriptor, Memory::Message(message));
         // SAFETY: the entry points to the header, and that to the other parts, of the boxed message of `keep`.

@@ -77,6 +77,19 @@ fn e55_a_send_that_the_path_cannot_take_says_so_and_the_socket_goes_on() {
 }
 
 #[test]
+fn a_socket_for_both_kinds_of_addresses_calls_each_by_its_own_name() {
+    run(|handle| async move {
+        let both = handle.udp("[::]:0".parse().expect("an address"), true).expect("a free port");
+        let port = both.local_addr().expect("it is bound").port();
+        let (four, four_address) = socket(&handle, true);
+        assert!(send(&four, SocketAddr::from(([127, 0, 0, 1], port)), vec![1; 5], None).await.result.is_ok());
+        assert_eq!(receive(&both, 1, four_address).await, [vec![1; 5]]);
+        assert!(send(&both, four_address, vec![2; 5], None).await.result.is_ok());
+        assert_eq!(receive(&four, 1, SocketAddr::from(([127, 0, 0, 1], port))).await, [vec![2; 5]]);
+    });
+}
+
+#[test]
 fn lesson_u7_a_socket_that_waits_can_be_dropped() {
     run(|handle| async move {
         let (idle, _) = socket(&handle, true);

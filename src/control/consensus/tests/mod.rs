@@ -11,7 +11,6 @@ use narad_shards::rt::{self, Queue};
 
 use super::configuration::Configuration;
 use super::disk::Stored;
-use super::forward::ConsensusLog;
 use crate::control::{Log, Outcome};
 use world::{create, name, run, server, World};
 
@@ -29,7 +28,7 @@ fn a_lone_node_leads_within_milliseconds_and_keeps_what_it_answered() {
             assert!(rt::now() - started < MS(20));
             node.consensus.latch().await.unwrap();
             for id in 1..=20 {
-                let outcome = node.consensus.propose(create(&format!("t{id}"), id)).await.unwrap();
+                let outcome = node.consensus.decide(create(&format!("t{id}"), id)).await.unwrap();
                 assert!(matches!(outcome, Outcome::Created(_)));
             }
             let (before, applied) = (world.topics(1), node.applier.applied_index());
@@ -38,7 +37,7 @@ fn a_lone_node_leads_within_milliseconds_and_keeps_what_it_answered() {
             node.consensus.latch().await.unwrap();
             assert_eq!(world.topics(1), before);
             assert!(node.applier.applied_index() > applied, "the new term's own entry moves the index (K14)");
-            assert!(matches!(node.consensus.propose(create("more", 99)).await, Ok(Outcome::Created(_))));
+            assert!(matches!(node.consensus.decide(create("more", 99)).await, Ok(Outcome::Created(_))));
         });
     }
 }
@@ -54,12 +53,12 @@ fn three_nodes_elect_one_and_each_of_them_can_have_a_change_decided() {
             for tag in 1..=3 {
                 let node = world.running(tag).unwrap();
                 let topic = format!("from-{tag}");
-                let outcome = node.consensus.propose(create(&topic, u64::from(tag))).await.unwrap();
+                let outcome = node.consensus.decide(create(&topic, u64::from(tag))).await.unwrap();
                 assert!(matches!(outcome, Outcome::Created(_)));
                 // E52: it sees its own write.
                 assert!(node.applier.snapshot().topic(&topic).is_some());
                 // A refusal is an answer, on a follower too.
-                let again = node.consensus.propose(create(&topic, 77)).await.unwrap();
+                let again = node.consensus.decide(create(&topic, 77)).await.unwrap();
                 assert!(matches!(again, Outcome::Refused(_)));
             }
             world.settle().await;
@@ -84,7 +83,7 @@ async fn client(world: World, number: u64, until: rt::Instant, told: Rc<RefCell<
     while rt::now() < until {
         let (tag, wait) = {
             let mut rng = world.rng.borrow_mut();
-            (1 + rng.below(3) as u32, rng.range(1, 40))
+            (1 + rng.below(3) as u32, rng.range(1, 120))
         };
         rt::sleep(MS(wait)).await;
         let Some(node) = world.running(tag) else { continue };
@@ -95,7 +94,7 @@ async fn client(world: World, number: u64, until: rt::Instant, told: Rc<RefCell<
         let command = create(&topic, id);
         let asked = node.clone();
         world.sim.spawn_on(tag, async move {
-            let _ = answer.send(asked.consensus.propose(command).await);
+            let _ = answer.send(asked.consensus.decide(command).await);
         });
         drop(node);
         let outcome = answered.await;
@@ -105,12 +104,15 @@ async fn client(world: World, number: u64, until: rt::Instant, told: Rc<RefCell<
                 if let Some(node) = world.running(tag) {
                     // E52, unless it was another life of the node that answered.
                     let seen = node.applier.snapshot().topic(&topic).is_some() || node.applier.applied_index() < 2;
-                    assert!(seen || world.topics(tag).contains_key(topic.as_str()), "{topic} answered and not seen");
+                    assert!(
+                        seen || world.node(tag).plate.lock().unwrap().state.topics().contains_key(topic.as_str()),
+                        "{topic} answered and not seen"
+                    );
                 }
                 told.created.insert(topic, id);
             }
             Some(Ok(other)) => panic!("{topic}: {other:?}"),
-            Some(Err(why)) if why.why.contains("nothing was changed") => told.not_done.push(id),
+            Some(Err(why)) if !why.underway => told.not_done.push(id),
             Some(Err(_)) | None => told.unknown += 1,
         }
     }
@@ -124,7 +126,7 @@ fn torture(seed: u64, snapshot_entries: u64) -> (usize, u32, u32) {
         world.snapshot_entries = snapshot_entries;
         let told: Rc<RefCell<Told>> = Rc::default();
         world.start_all().await;
-        let until = rt::now() + Duration::from_secs(12);
+        let until = rt::now() + Duration::from_secs(8);
         let clients: Vec<_> = (1..=3)
             .map(|number| rt::spawn(Queue::Foreground, client(world.clone(), number, until, told.clone())))
             .collect();
@@ -196,7 +198,7 @@ fn k14_e47_e52_what_was_answered_is_there_once_and_what_was_denied_is_not_whatev
     }
     // The scenario reaches what it is about.
     assert!(
-        created > 5_000 && unknown > 50 && installs > 10,
+        created > 1_500 && unknown > 50 && installs > 10,
         "{created} created, {unknown} unknown, {installs} installs"
     );
 }
@@ -210,10 +212,10 @@ fn e47_loss_of_leadership_ends_a_proposal_early_as_unknown_and_a_barrier_with_it
             let node = world.running(leader).unwrap();
             world.isolate(leader);
             let started = rt::now();
-            let log = ConsensusLog(node.consensus.clone());
+            let log: Rc<dyn Log> = Rc::new(node.consensus.clone());
             let barrier = log.barrier();
             let why = log.propose(create("a", 1)).await.unwrap_err();
-            assert!(why.why.contains("may still be applied"), "{}", why.why);
+            assert!(why.underway, "{}", why.why);
             assert!(rt::now() - started < Duration::from_secs(4), "ended by check-quorum, not by the deadline");
             assert!(barrier.await.is_err(), "a leader that is cut off is nobody's word");
             world.heal();
@@ -233,7 +235,7 @@ fn k19_a_follower_that_hears_nothing_is_not_caught_up_and_a_barrier_brings_it_le
             let node = world.running(follower).unwrap();
             assert!(node.consensus.caught_up() && node.consensus.sees_leader());
             world.crash(follower);
-            world.running(leader).unwrap().consensus.propose(create("while-away", 5)).await.unwrap();
+            world.running(leader).unwrap().consensus.decide(create("while-away", 5)).await.unwrap();
             world.isolate(follower);
             let node = world.start(follower).await;
             rt::sleep(MS(500)).await;
@@ -274,7 +276,7 @@ fn k32_a_newcomer_learns_by_snapshot_then_votes_and_a_lone_node_grows_to_three()
             let first = world.start(1).await;
             first.consensus.latch().await.unwrap();
             for id in 1..=40 {
-                first.consensus.propose(create(&format!("t{id}"), id)).await.unwrap();
+                first.consensus.decide(create(&format!("t{id}"), id)).await.unwrap();
             }
             for tag in 2..=3u32 {
                 let raft_id = 1000 + u64::from(tag);
@@ -295,7 +297,7 @@ fn k32_a_newcomer_learns_by_snapshot_then_votes_and_a_lone_node_grows_to_three()
             world.crash(1);
             let leader = world.wait_leader().await;
             let node = world.running(leader).unwrap();
-            node.consensus.propose(create("after", 77)).await.unwrap();
+            node.consensus.decide(create("after", 77)).await.unwrap();
             assert_eq!(world.topics(leader).len(), 41);
             // And is taken out of the configuration.
             let founder = world.node(1).plate.lock().unwrap().raft_id;
@@ -307,22 +309,41 @@ fn k32_a_newcomer_learns_by_snapshot_then_votes_and_a_lone_node_grows_to_three()
 }
 
 #[test]
+fn a_leader_knows_which_servers_do_not_answer() {
+    run(7, 3, |world| async move {
+        world.start_all().await;
+        let leader = world.wait_leader().await;
+        let node = world.running(leader).unwrap();
+        rt::sleep(Duration::from_secs(3)).await;
+        assert!(node.consensus.failing().is_empty());
+        let silent = if leader == 1 { 2 } else { 1 };
+        world.isolate(silent);
+        rt::sleep(MS(1_300)).await;
+        let id = world.node(silent).plate.lock().unwrap().raft_id;
+        assert_eq!(node.consensus.failing().into_iter().collect::<Vec<_>>(), [id]);
+        world.heal();
+        rt::sleep(MS(500)).await;
+        assert!(node.consensus.failing().is_empty());
+    });
+}
+
+#[test]
 fn k17_a_log_that_cannot_be_written_ends_the_part_of_this_node_only() {
     run(5, 3, |world| async move {
         world.start_all().await;
         let leader = world.wait_leader().await;
         let node = world.running(leader).unwrap();
-        node.consensus.propose(create("a", 1)).await.unwrap();
+        node.consensus.decide(create("a", 1)).await.unwrap();
         world.node(leader).plate.lock().unwrap().refuse = true;
-        let why = node.consensus.propose(create("b", 2)).await.unwrap_err();
-        assert!(why.why.contains("may still be applied"), "{}", why.why);
+        let why = node.consensus.decide(create("b", 2)).await.unwrap_err();
+        assert!(why.underway, "{}", why.why);
         rt::sleep(Duration::from_secs(40)).await;
         assert!(node.consensus.stopped().is_some() && node.applier.stopped().is_some());
         assert!(!node.consensus.leads());
-        assert!(node.consensus.propose(create("c", 3)).await.is_err());
+        assert!(node.consensus.decide(create("c", 3)).await.is_err());
         let next = world.wait_leader().await;
         assert_ne!(next, leader);
-        world.running(next).unwrap().consensus.propose(create("d", 4)).await.unwrap();
+        world.running(next).unwrap().consensus.decide(create("d", 4)).await.unwrap();
     });
 }
 
@@ -333,7 +354,7 @@ fn k17_an_entry_of_a_newer_release_stops_the_node_before_it_is_applied() {
         node.consensus.latch().await.unwrap();
         let applied = node.applier.applied_index();
         let id = node.consensus.new_id();
-        let data = [&4711u16.to_le_bytes()[..], b"{}"].concat();
+        let data = [4711u16.to_le_bytes().as_slice(), b"{}"].concat();
         node.consensus.request(super::driver::Request::Propose { id, data });
         let stopped = node.applier.wait_stopped().await;
         assert!(stopped.why.contains("4711"), "{}", stopped.why);

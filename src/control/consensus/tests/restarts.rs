@@ -1,9 +1,14 @@
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use narad_shards::io::Slice;
-use narad_shards::rt::sim;
+use narad_shards::meta::Snapshot;
+use narad_shards::peer::LocalBoxFuture;
+use narad_shards::remote::{CallError, ConnectionId, Hello, Transport};
+use narad_shards::rt::{self, sim};
+use narad_shards::wire::{Incoming, Outgoing};
 use raft::eraftpb::{Entry, HardState};
 
 use super::world::{create, server};
@@ -11,7 +16,8 @@ use crate::control::consensus::configuration::{bootstrap_id, Configuration};
 use crate::control::consensus::disk::{Changes, Disk, Position};
 use crate::control::consensus::files::{open, Files, Opened};
 use crate::control::consensus::restart::*;
-use crate::control::{apply, Batch, State, Storage, Store};
+use crate::control::consensus::{Consensus, Settings};
+use crate::control::{apply, Applier, Batch, Install, Metastore, State, Storage, Store};
 
 fn state(applied_index: u64) -> Option<FoundState> {
     Some(FoundState { applied_index, is_replicated: true, is_empty: false })
@@ -76,7 +82,7 @@ fn restart_row_3_metadata_inside_the_log_is_kept() {
 
 #[test]
 fn restart_row_4_metadata_behind_the_log_is_restored_from_the_snapshot() {
-    let found = Found { state: state(5), log: log(10, 80), received: Some(10), made: Some(40), ..Found::default() };
+    let found = Found { state: state(5), log: log(10, 80), received: Some(10), made: Some(40) };
     assert_eq!(decided(lone(), found.clone()), Decision::Restore(Image::Received));
     let found = Found { received: Some(9), ..found };
     assert_eq!(decided(lone(), found.clone()), Decision::Restore(Image::Made));
@@ -212,6 +218,63 @@ fn metadata_from_before_consensus_opens_as_a_cluster_of_one_and_never_without_it
     assert!(!directory.0.join("consensus.redb").exists(), "nothing is touched");
     let opened = open(&directory.0, &lone(), true, 5).unwrap();
     assert_eq!((opened.state, opened.stored.raft_id), (state, 5));
+}
+
+struct Nobody;
+
+impl Transport for Nobody {
+    fn call(&self, _to: SocketAddr, _request: Outgoing) -> LocalBoxFuture<'static, Result<Incoming, CallError>> {
+        Box::pin(async { Err(CallError::NotSent("there is nobody".to_owned())) })
+    }
+
+    fn send(&self, _to: SocketAddr, _message: Outgoing) {}
+
+    fn hello_of(&self, _to: SocketAddr) -> Option<Arc<Hello>> {
+        None
+    }
+
+    fn connection_to(&self, _to: SocketAddr) -> Option<ConnectionId> {
+        None
+    }
+}
+
+struct NoShards;
+
+impl Install for NoShards {
+    fn install(&self, _snapshot: Arc<Snapshot>) -> LocalBoxFuture<'static, ()> {
+        Box::pin(async {})
+    }
+}
+
+#[test]
+fn a_lone_node_on_its_files_compacts_its_log_moves_its_address_and_comes_back_with_everything() {
+    let directory = Directory::new("lone");
+    for life in 0..4u64 {
+        let opened = directory.open(&lone()).unwrap();
+        assert_eq!(opened.state.topics().len() as u64, life * 30);
+        if life == 2 {
+            assert!(opened.stored.start.index > 1, "compacted");
+        }
+        sim::run(life, async move {
+            let Opened { store, state, stored, files } = opened;
+            let applier = Applier::start(Metastore::new(store, state, 1), Rc::new(NoShards));
+            let mut settings = Settings::new(format!("10.0.0.{life}:7943"));
+            (settings.snapshot_entries, settings.trailing_entries) = (10, 3);
+            settings.snapshot_check = std::time::Duration::from_millis(1);
+            let disk = Rc::new(files);
+            let consensus =
+                Consensus::start(settings, stored, disk, applier.clone(), Rc::new(Nobody), Arc::default()).unwrap();
+            consensus.latch().await.unwrap();
+            for number in 0..30 {
+                let id = 1 + life * 30 + number;
+                consensus.decide(create(&format!("t{id}"), id)).await.unwrap();
+                rt::sleep(std::time::Duration::from_millis(2)).await;
+            }
+            let status = consensus.status();
+            // E57: the sole voter records the address that it advertises now.
+            assert_eq!(status.configuration.servers[&status.raft_id].address, format!("10.0.0.{life}:7943"));
+        });
+    }
 }
 
 #[test]

@@ -20,32 +20,23 @@ use crate::control::consensus::configuration::{bootstrap_id, Configuration, Serv
 use crate::control::consensus::disk::{Changes, Disk, Position, Stored};
 use crate::control::consensus::mirror::Mirror;
 use crate::control::consensus::{Consensus, Settings};
-use crate::control::{Applier, Batch, Change, Command, ConsensusWatch, CopyImage, Install, Metastore, State, Storage};
+use crate::control::{Applier, Batch, Command, ConsensusWatch, CopyImage, Install, Metastore, State, Storage};
 
 /// What of a node survives a crash.
 #[derive(Default)]
 pub struct Platter {
     pub raft_id: u64,
     pub log: Option<Mirror>,
-    pub topics: BTreeMap<Arc<str>, Arc<TopicMeta>>,
-    pub applied: u64,
-    /// Every index that was applied, in order, since the platter was made. A snapshot begins it anew.
-    pub applied_batches: Vec<u64>,
-    image: Option<Image>,
+    pub state: State,
+    image: Option<State>,
     receiving: Vec<u8>,
-    received: Option<Image>,
+    received: Option<State>,
     pub refuse: bool,
     pub installs: u32,
 }
 
-#[derive(Clone)]
-struct Image {
-    applied: u64,
-    topics: BTreeMap<Arc<str>, Arc<TopicMeta>>,
-}
-
 /// Length of a simulated image: some pieces.
-const IMAGE_BYTES: u64 = (9 << 20) + 17;
+const IMAGE_BYTES: u64 = 9 * 1024 + 17;
 
 pub type Plate = Arc<Mutex<Platter>>;
 
@@ -58,26 +49,13 @@ impl Storage for SimStore {
         if plate.refuse {
             return Err("no space left on device".to_owned());
         }
-        assert!(batch.applied_index > plate.applied, "applied twice");
-        plate.applied = batch.applied_index;
-        plate.applied_batches.push(batch.applied_index);
-        for change in &batch.changes {
-            match change {
-                Change::PutTopic(topic) => drop(plate.topics.insert(topic.name.clone(), topic.clone())),
-                Change::RemoveTopic(name) => drop(plate.topics.remove(name)),
-                Change::RemoveOwners(_) => {}
-                other => unreachable!("commands here change topics only: {other:?}"),
-            }
-        }
+        plate.state.absorb(batch.applied_index, &batch.changes); // panics on an entry that comes twice
         Ok(())
     }
 
     fn begin_image(&mut self) -> Result<CopyImage, String> {
         let plate = self.0.clone();
-        let image = {
-            let plate = plate.lock().unwrap();
-            Image { applied: plate.applied, topics: plate.topics.clone() }
-        };
+        let image = plate.lock().unwrap().state.clone();
         Ok(Box::new(move || {
             plate.lock().unwrap().image = Some(image);
             Ok(())
@@ -87,18 +65,17 @@ impl Storage for SimStore {
     fn install_image(&mut self) -> Result<State, String> {
         let mut plate = self.0.lock().unwrap();
         let image = plate.received.take().ok_or("nothing was received")?;
-        assert!(image.applied > plate.applied, "a snapshot took the state back");
-        plate.applied = image.applied;
-        plate.topics = image.topics;
+        assert!(image.applied_index() > plate.state.applied_index(), "a snapshot took the state back");
+        plate.state = image.clone();
         plate.installs += 1;
-        Ok(State::restore(plate.topics.values().cloned(), plate.applied))
+        Ok(image)
     }
 }
 
 /// A write takes a while; a crash in that time leaves it written or not.
 pub struct SimDisk {
     plate: Plate,
-    images: Rc<RefCell<BTreeMap<u64, Image>>>,
+    images: Rc<RefCell<BTreeMap<u64, State>>>,
     rng: RefCell<Rng>,
 }
 
@@ -137,8 +114,8 @@ impl Disk for SimDisk {
             let count = (IMAGE_BYTES - offset).min(bytes as u64) as usize;
             let mut piece = vec![0u8; count];
             if offset == 0 {
-                piece[..8].copy_from_slice(&image.applied.to_le_bytes());
-                images.borrow_mut().insert(image.applied, image);
+                piece[..8].copy_from_slice(&image.applied_index().to_le_bytes());
+                images.borrow_mut().insert(image.applied_index(), image);
             }
             Ok((piece, IMAGE_BYTES))
         })
@@ -307,7 +284,7 @@ pub struct World {
     pub sim: Sim,
     pub network: Rc<Network>,
     pub rng: Rc<RefCell<Rng>>,
-    images: Rc<RefCell<BTreeMap<u64, Image>>>,
+    images: Rc<RefCell<BTreeMap<u64, State>>>,
     pub snapshot_entries: u64,
     /// Who led in which term, as seen by anybody.
     pub leaders: Rc<RefCell<BTreeMap<u64, u64>>>,
@@ -357,7 +334,11 @@ impl World {
 
     pub fn add(&self, tag: u32, stored: Stored, applied: u64) {
         let raft_id = stored.raft_id;
-        let platter = Platter { raft_id, log: Some(Mirror::new(stored)), applied, ..Platter::default() };
+        let mut state = State::default();
+        if applied > 0 {
+            state.absorb(applied, &[]);
+        }
+        let platter = Platter { raft_id, log: Some(Mirror::new(stored)), state, ..Platter::default() };
         let node = Node { plate: Arc::new(Mutex::new(platter)), running: Rc::default() };
         self.network.nodes.borrow_mut().insert(tag, node);
     }
@@ -379,7 +360,7 @@ impl World {
             let (stored, state) = {
                 let plate = node.plate.lock().unwrap();
                 let stored = plate.log.as_ref().unwrap().to_stored();
-                (stored, State::restore(plate.topics.values().cloned(), plate.applied))
+                (stored, plate.state.clone())
             };
             let store = SimStore(node.plate.clone());
             let applier = Applier::start(Metastore::new(store, state, 1), Rc::new(NoShards));
@@ -391,6 +372,7 @@ impl World {
             let mut settings = Settings::new(address(tag).to_string());
             settings.snapshot_entries = world.snapshot_entries;
             settings.trailing_entries = 5;
+            settings.piece_bytes = 4096;
             settings.snapshot_check = Duration::from_millis(if world.snapshot_entries < 8192 { 200 } else { 120_000 });
             let link = Rc::new(Link { from: tag, network: world.network.clone() });
             let watch: Arc<ConsensusWatch> = Arc::default();
@@ -484,7 +466,7 @@ impl World {
     }
 
     pub fn topics(&self, tag: u32) -> BTreeMap<Arc<str>, Arc<TopicMeta>> {
-        self.node(tag).plate.lock().unwrap().topics.clone()
+        self.node(tag).plate.lock().unwrap().state.topics().clone()
     }
 }
 
