@@ -49,7 +49,7 @@ pub struct Stopped {
 
 impl Stopped {
     /// For certain nothing was changed.
-    pub fn before(why: impl Into<String>) -> Stopped {
+    pub fn refused(why: impl Into<String>) -> Stopped {
         Stopped { why: why.into(), underway: false }
     }
 
@@ -158,7 +158,7 @@ impl Applier {
         let queued = self.queue(Work::InstallImage(answer));
         async move {
             queued?;
-            receiver.await.ok_or_else(|| Stopped::before("metadata stopped while a snapshot was being installed"))
+            receiver.await.ok_or_else(|| Stopped::refused("metadata stopped while a snapshot was being installed"))
         }
     }
 
@@ -368,7 +368,7 @@ impl<S: Storage> Run<S> {
         })
         .await;
         self.store = returned;
-        self.state = result.map_err(|error| Stopped::before(format!("a received metadata snapshot: {error}")))?;
+        self.state = result.map_err(|error| Stopped::refused(format!("a received metadata snapshot: {error}")))?;
         *applier.state.borrow_mut() = self.state.clone();
         applier.tell(&self.state);
         self.show(applier).await;

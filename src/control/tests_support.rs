@@ -115,7 +115,7 @@ impl Log for LeaderLog {
                 self.proposed.borrow_mut().push(command.clone());
                 self.alone.propose(command)
             }
-            Err(why) => Box::pin(async move { Err(Stopped::before(why)) }),
+            Err(why) => Box::pin(async move { Err(Stopped::refused(why)) }),
         };
         if let Some(before) = &*self.before_propose.borrow() {
             before();

@@ -282,7 +282,7 @@ impl Driver {
                 Err(BadCommand::UnknownType(entry_type)) => {
                     let build = env!("CARGO_PKG_VERSION");
                     tracing::error!(index, entry_type, build, "metastore: stopped applying raft entries");
-                    return Err(Stopped::before(format!(
+                    return Err(Stopped::refused(format!(
                         "log entry {index} is of command type {entry_type}, which this build ({build}) does not know: run the build that the rest of the cluster runs"
                     )));
                 }
@@ -311,7 +311,7 @@ impl Hands for Driver {
             }
             if rt::now() + wait > started + RETRY_TOTAL {
                 tracing::error!(error, "consensus: the log cannot be written");
-                return Err(Stopped::before(format!(
+                return Err(Stopped::refused(format!(
                     "the consensus log cannot be written: {error}; free or replace the disk, then restart"
                 )));
             }
@@ -323,7 +323,7 @@ impl Hands for Driver {
     async fn install(&mut self, core: &Core, index: u64) -> Result<(), Stopped> {
         let installed = self.consensus.applier.install_image().await?;
         if installed != index {
-            return Err(Stopped::before(format!(
+            return Err(Stopped::refused(format!(
                 "the received metadata snapshot is of entry {installed}, not {index}"
             )));
         }

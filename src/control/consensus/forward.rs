@@ -69,7 +69,7 @@ impl Consensus {
         };
         rt::timeout(DEADLINE, passed)
             .await
-            .unwrap_or_else(|_| Err(Stopped::before("the barrier was not passed in time".to_owned())))
+            .unwrap_or_else(|_| Err(Stopped::refused("the barrier was not passed in time".to_owned())))
     }
 
     /// Tries again what was not done for certain, until the deadline.
@@ -87,7 +87,7 @@ impl Consensus {
                 Ok(value) => return Ok(value),
                 Err(Failure::Unknown(why)) => return Err(Stopped::unknown(why)),
                 Err(Failure::NotDone(why)) if rt::now() + RETRY >= until => {
-                    return Err(Stopped::before(why));
+                    return Err(Stopped::refused(why));
                 }
                 Err(Failure::NotDone(_)) => drop(rt::timeout(RETRY, changed).await),
             }
@@ -109,7 +109,8 @@ impl Consensus {
     }
 
     async fn propose_here(&self, id: ProposalId, command: Command, until: Instant) -> Result<Committed, Failure> {
-        let command = (self.settings.prepare)(command).map_err(Failure::NotDone)?;
+        let prepare = self.prepare.borrow().clone();
+        let command = prepare(command).map_err(Failure::NotDone)?;
         let committed = self.wait_for(id, true);
         self.request(Request::Propose { id, data: command.encode() });
         self.await_commit(id, committed, until).await
@@ -171,7 +172,9 @@ impl Consensus {
         let address = self.leader_elsewhere()?;
         match self.transport.call(address, codec::read_frame(until - rt::now())).await {
             Ok(reply) if reply.header.status == status::OK => {
-                codec::reply_index(&reply).ok_or_else(|| Failure::NotDone("the leader's answer is no index".to_owned()))
+                let index = codec::reply_index(&reply);
+                index.into_iter().for_each(|index| self.heard_commit(index));
+                index.ok_or_else(|| Failure::NotDone("the leader's answer is no index".to_owned()))
             }
             Ok(reply) => Err(Failure::NotDone(codec::reply_text(&reply))),
             Err(error) => Err(Failure::NotDone(error.text().to_owned())),

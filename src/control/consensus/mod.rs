@@ -22,6 +22,7 @@ mod mirror;
 pub mod restart;
 mod settle;
 mod snapshot;
+mod view;
 
 #[cfg(test)]
 mod tests;
@@ -68,7 +69,6 @@ pub struct Settings {
     /// `host:port` that peers reach this node's control endpoint at.
     pub address: String,
     pub address_of: AddressOf,
-    pub prepare: Prepare,
     /// Entries applied since the last snapshot that make another one due.
     pub snapshot_entries: u64,
     /// Entries kept behind a snapshot.
@@ -84,7 +84,6 @@ impl Settings {
         Settings {
             address,
             address_of: Rc::new(|_, recorded| recorded.and_then(|address| address.parse().ok())),
-            prepare: Rc::new(Ok),
             snapshot_entries: 8192,
             trailing_entries: 10_240,
             snapshot_check: Duration::from_secs(120),
@@ -132,6 +131,7 @@ pub struct Consensus {
     /// Where each server wrote from last, and when.
     heard_from: RefCell<BTreeMap<u64, (Option<SocketAddr>, Instant)>>,
     has_caught_up: Cell<bool>,
+    prepare: RefCell<Prepare>,
     waiters: RefCell<BTreeMap<ProposalId, Waiter>>,
     process: u64,
     proposals: Cell<u64>,
@@ -171,6 +171,7 @@ impl Consensus {
             leader_commit: Cell::new(None),
             heard_from: RefCell::default(),
             has_caught_up: Cell::new(false),
+            prepare: RefCell::new(Rc::new(Ok)),
             waiters: RefCell::default(),
             process: rt::random_u64(),
             proposals: Cell::new(0),
@@ -182,6 +183,12 @@ impl Consensus {
         rt::spawn(Queue::Foreground, driver::run(consensus.clone(), core));
         rt::spawn(Queue::Foreground, forward::keep_own_address(consensus.clone()));
         Ok(consensus)
+    }
+
+    /// From now on every command that this node proposes as the leader, its own or a forwarded one, goes through
+    /// `prepare` first.
+    pub fn prepare_with(&self, prepare: Prepare) {
+        *self.prepare.borrow_mut() = prepare;
     }
 
     pub fn status(&self) -> Status {
@@ -251,7 +258,8 @@ impl Consensus {
     /// of the process, and told to the shards.
     pub async fn latch(&self) -> Result<(), Stopped> {
         while !self.has_caught_up.get() {
-            if self.caught_up() && self.pass_barrier().await.is_ok() {
+            // The barrier also tells a node that was not behind when it started, to whom the leader has nothing to say.
+            if self.sees_leader() && self.pass_barrier().await.is_ok() && self.caught_up() {
                 self.has_caught_up.set(true);
                 self.applier.trust_ownership();
                 break;
@@ -298,7 +306,7 @@ impl Consensus {
     /// Removes a server. The leader never removes itself: it hands over first (K63).
     pub async fn remove(&self, raft_id: u64) -> Result<(), Stopped> {
         if raft_id == self.status.borrow().raft_id {
-            return Err(Stopped::before("the leader cannot remove itself: transfer the leadership first".to_owned()));
+            return Err(Stopped::refused("the leader cannot remove itself: transfer the leadership first".to_owned()));
         }
         self.change(Change::Remove { raft_id }).await
     }
@@ -344,9 +352,14 @@ impl Consensus {
         }
         self.contact.set(Some(rt::now()));
         if let Some(commit) = codec::leader_commit(message) {
-            self.leader_commit.set(Some(self.leader_commit.get().map_or(commit, |known| known.max(commit))));
-            self.watch.leader_commit_index.store(self.leader_commit.get().unwrap_or(0), Relaxed);
+            self.heard_commit(commit);
         }
+    }
+
+    fn heard_commit(&self, commit: u64) {
+        let highest = self.leader_commit.get().map_or(commit, |known| known.max(commit));
+        self.leader_commit.set(Some(highest));
+        self.watch.leader_commit_index.store(highest, Relaxed);
     }
 
     fn address_of(&self, raft_id: u64, configuration: &Configuration) -> Option<SocketAddr> {

@@ -70,7 +70,7 @@ impl Controller {
 
     /// Whether the breaker holds verdicts back (K27); false where this node does not lead.
     pub fn breaker_open(&self) -> bool {
-        self.term.get().is_some() && self.planner.borrow().breaker_open
+        self.term.get().is_some() && self.planner.borrow().breaker.is_some()
     }
 
     /// Runs as long as metadata can be stored; acts only while this node leads.
@@ -134,15 +134,17 @@ impl Controller {
             planner.observe(&state, now);
             let mut commands = Vec::new();
             if let Pass::Tick { .. } = pass {
-                let was_open = planner.breaker_open;
+                let was_open = planner.breaker.is_some();
                 commands.extend(planner.judge(&state, &view, now));
-                if planner.breaker_open && !was_open {
-                    tracing::error!("controller: so many voters are silent that the fault must be on this leader's side: none of them is marked dead; check that its peers can reach its peer address");
-                }
+                say_breaker(was_open, planner.breaker.as_ref());
             }
             commands.extend(planner.place(&state));
             if matches!(pass, Pass::TakeOver | Pass::Tick { prune: true }) {
-                commands.extend(plan::prune(&state));
+                let orphans = plan::prune(&state);
+                for orphan in &orphans {
+                    tracing::error!(row = ?orphan, "orphan assignment row for a partition that does not exist; it is pruned");
+                }
+                commands.extend(orphans);
             }
             commands
         };
@@ -189,7 +191,7 @@ impl Controller {
             let now = rt::now();
             if self.gate_logged.get().is_none_or(|last| now.saturating_since(last) >= GATE_LOG) {
                 self.gate_logged.set(Some(now));
-                tracing::warn!(command_type = command.type_number(), %holder, "a command type is held back until every server applies it");
+                tracing::info!(reason = %holder, "metastore: not using a new raft entry type yet");
             }
             return Err(format!("{holder}: upgrade it, or forget it if it is gone for good"));
         }
@@ -203,7 +205,7 @@ impl Controller {
                     if owners.contains(&NodeId::NONE) {
                         tracing::warn!(
                             topic = &*topic.name,
-                            "no living member can take its partitions: they get owners when one comes alive"
+                            "topic created without immediate partition assignment: no member that is alive can take it, it is placed when one comes"
                         );
                     }
                 }
@@ -227,5 +229,16 @@ impl Controller {
 
     pub fn view(&self) -> View {
         self.consensus.view()
+    }
+}
+
+/// Once when it opens, once when it closes.
+fn say_breaker(was_open: bool, breaker: Option<&plan::Breaker>) {
+    match breaker {
+        Some(plan::Breaker { refused, alive_voters_after, quorum, voters }) if !was_open => {
+            tracing::error!(?refused, alive_voters_after, quorum, voters, "controller: refusing to mark voters dead: a leader that still leads hears a quorum, so check that peers reach this node's peer address with the same secret");
+        }
+        None if was_open => tracing::info!("controller: dead-marking breaker cleared"),
+        _ => {}
     }
 }

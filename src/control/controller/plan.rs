@@ -35,14 +35,23 @@ fn receivers(state: &State) -> BTreeSet<NodeId> {
     state.members().values().filter(|member| member.receives()).map(|member| member.number).collect()
 }
 
+/// Verdicts that would have left too few voters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Breaker {
+    pub refused: Vec<Arc<str>>,
+    pub alive_voters_after: usize,
+    pub quorum: usize,
+    pub voters: usize,
+}
+
 /// What a leader remembers for as long as it leads.
 #[derive(Debug, Default)]
 pub struct Planner {
     /// The heartbeat of each member that was seen last, and when on this leader's own monotonic clock.
     heard: BTreeMap<Arc<str>, (u64, Instant)>,
     turn: RoundRobin,
-    /// The breaker has refused verdicts in the last pass (K27).
-    pub breaker_open: bool,
+    /// What the breaker refused in the last pass (K27).
+    pub breaker: Option<Breaker>,
     /// Members seen alive, and when the last of them came.
     alive: BTreeSet<Arc<str>>,
     arrived: Option<Instant>,
@@ -105,10 +114,14 @@ impl Planner {
         let left = view.voters().filter(|voter| is_alive(&voter.node)).count();
         let judges_voters = view.voters().any(|voter| judged(&voter.node));
         let opens = judges_voters && left < view.quorum();
-        if opens {
-            verdicts.retain(|member| !view.voters().any(|voter| voter.node == *member.node()));
-        }
-        self.breaker_open = opens;
+        let is_voter = |member: &Arc<Member>| view.voters().any(|voter| voter.node == *member.node());
+        self.breaker = opens.then(|| Breaker {
+            refused: verdicts.iter().filter(|member| is_voter(member)).map(|member| member.node().clone()).collect(),
+            alive_voters_after: left,
+            quorum: view.quorum(),
+            voters: view.voters().count(),
+        });
+        verdicts.retain(|member| !opens || !is_voter(member));
         let dead =
             |member: &Arc<Member>| Command::MarkDead { node: member.node().clone(), stamp_ms: member.heartbeat_ms };
         verdicts.into_iter().map(dead).collect()

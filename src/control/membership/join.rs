@@ -84,7 +84,7 @@ impl Attempt {
                 self.asked.push(hint.clone());
                 Next::Ask(hint)
             }
-            status::CONFLICT | status::BAD_REQUEST => Next::Refused(answer),
+            status::CONFLICT | status::BAD_REQUEST | status::UNAVAILABLE => Next::Refused(answer),
             _ => Next::Elsewhere,
         }
     }

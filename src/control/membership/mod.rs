@@ -35,9 +35,12 @@ const JOIN_SWEEP: Duration = Duration::from_secs(2);
 /// Without a leader that long, a node asks to be let in (5.4).
 const LEADERLESS: Duration = Duration::from_secs(15);
 const JOIN_BUDGET: Duration = Duration::from_secs(2);
+/// Heartbeats that fail are said after so many, over so long.
+const FAILURES_SAID: u32 = 3;
+const FAILING_SAID: Duration = Duration::from_secs(10);
 const FORGET_BUDGET: Duration = Duration::from_secs(5);
-/// The same refusal of a joiner is logged that often at most.
-const REFUSAL_LOG: Duration = Duration::from_secs(60);
+/// The same trouble is logged that often at most.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 
 /// Finds the address of a `host:port`; names may have to be looked up.
 pub type Resolve = Rc<dyn Fn(&str) -> LocalBoxFuture<'static, Option<SocketAddr>>>;
@@ -62,7 +65,12 @@ pub struct Membership {
     registered: Cell<bool>,
     /// One change of servers at a time.
     changing: Lock,
-    refused: RefCell<BTreeMap<String, Instant>>,
+    /// What was logged within [`SAY_AGAIN`].
+    said: RefCell<BTreeMap<String, Instant>>,
+    /// Since when heartbeats fail, and how many have.
+    failing: Cell<Option<(Instant, u32)>>,
+    /// Why this node has not got its vote, as the leader said last.
+    deferred: RefCell<String>,
 }
 
 impl Membership {
@@ -83,7 +91,9 @@ impl Membership {
             targets,
             registered: Cell::new(false),
             changing: Lock::default(),
-            refused: RefCell::default(),
+            said: RefCell::default(),
+            failing: Cell::new(None),
+            deferred: RefCell::default(),
         })
     }
 
@@ -108,32 +118,61 @@ impl Membership {
 
     async fn heartbeat(&self) -> bool {
         let command = Command::RegisterMember { registration: self.settings.me.clone(), stamp_ms: 0 };
-        match rt::timeout(HEARTBEAT_BUDGET, self.log.propose(command)).await {
+        let error = match rt::timeout(HEARTBEAT_BUDGET, self.log.propose(command)).await {
             Ok(Ok(Outcome::Registered(_))) => {
                 self.registered.set(true);
-                true
+                self.heartbeat_went_well();
+                return true;
             }
             Ok(Ok(Outcome::Refused(Refusal::Tombstoned))) => {
-                self.say_refused("tombstone", "this node was removed from the cluster and its heartbeats are refused: scale it away, or empty its data directory to let it in as a new node");
-                true // the cluster's answer, not a failure
+                if self.may_say("heartbeat refused") {
+                    tracing::error!("member heartbeat refused: this node was removed from the cluster; scale it away, or empty its data directory to let it in as a new node");
+                }
+                return true; // the cluster's answer, not a failure
             }
-            _ => false,
+            Ok(Ok(other)) => format!("{other:?}"),
+            Ok(Err(stopped)) => stopped.why,
+            Err(_) => "the leader did not decide it in time".to_owned(),
+        };
+        self.heartbeat_failed(&error);
+        false
+    }
+
+    fn heartbeat_failed(&self, error: &str) {
+        let now = rt::now();
+        let (since, failures) = self.failing.get().unwrap_or((now, 0));
+        self.failing.set(Some((since, failures + 1)));
+        let failing_for = now.saturating_since(since);
+        if failures + 1 >= FAILURES_SAID && failing_for >= FAILING_SAID && self.may_say("heartbeat failing") {
+            let member = &*self.settings.me.node;
+            tracing::warn!(member, failures = failures + 1, ?failing_for, err = error, "member heartbeat failing");
         }
     }
 
-    /// At most once a minute for each of them.
-    fn say_refused(&self, who: &str, why: &str) {
-        let now = rt::now();
-        let mut refused = self.refused.borrow_mut();
-        refused.retain(|_, at| now.saturating_since(*at) < REFUSAL_LOG);
-        if refused.insert(who.to_owned(), now).is_none() {
-            tracing::error!(node = who, "cluster: {why}");
+    fn heartbeat_went_well(&self) {
+        let Some((since, failures)) = self.failing.take() else { return };
+        let failing_for = rt::now().saturating_since(since);
+        if failures >= FAILURES_SAID && failing_for >= FAILING_SAID {
+            tracing::info!(member = &*self.settings.me.node, failures, ?failing_for, "member heartbeat recovered");
         }
+    }
+
+    /// Whether `what` is to be logged: at most once a minute.
+    fn may_say(&self, what: &str) -> bool {
+        let now = rt::now();
+        let mut said = self.said.borrow_mut();
+        said.retain(|_, at| now.saturating_since(*at) < SAY_AGAIN);
+        let is_new = !said.contains_key(what);
+        if is_new {
+            said.insert(what.to_owned(), now);
+        }
+        is_new
     }
 
     /// Asks to be let in whenever this node has no configuration, has seen no leader for 15 s, or is a learner whose
     /// replica `caught_up` says is current: admission is proven by its own consensus alone (K30).
     pub async fn run_join(self: Rc<Membership>, caught_up: impl Fn() -> bool + 'static) {
+        self.compare_recorded_address();
         if self.settings.peers.is_empty() {
             return;
         }
@@ -150,11 +189,31 @@ impl Membership {
             let outside = view.leader.is_none() && view.server(view.raft_id).is_none();
             if outside || leaderless || (learner && view.leader.is_some() && caught_up()) {
                 if leaderless && !std::mem::replace(&mut warned, true) {
-                    tracing::warn!("cluster: no leader for 15 s: asking the peers to be let in again");
+                    match learner {
+                        true => tracing::warn!(
+                            "raft non-voter has had no leader for a while; running the cluster join loop"
+                        ),
+                        false => tracing::warn!("no raft leader for a while; running the cluster join loop"),
+                    }
                 }
                 self.sweep(view.raft_id).await;
             }
             rt::sleep(JOIN_SWEEP).await;
+        }
+    }
+
+    /// Peers without a member record of this node dial what it advertised first (5.5).
+    fn compare_recorded_address(&self) {
+        let (view, me) = (self.consensus.view(), &self.settings.me);
+        let Some(recorded) = view.server(view.raft_id).filter(|server| server.address != me.peer_address) else {
+            return;
+        };
+        let (node, recorded_addr, advertise_addr) = (&*me.node, &*recorded.address, &*me.peer_address);
+        let other_servers = view.servers.len() - 1;
+        let alone = other_servers == 0 && self.settings.peers.is_empty();
+        match alone {
+            true => tracing::info!(node, recorded_addr, advertise_addr, other_servers, "raft configuration records this node at an address other than the one it advertises"),
+            false => tracing::error!(node, recorded_addr, advertise_addr, other_servers, "raft configuration records this node at an address other than the one it advertises; set cluster.advertise_addr back, or let the join loop change the record"),
         }
     }
 
@@ -181,28 +240,49 @@ impl Membership {
                 let next = attempt.follow(&mut self.targets.borrow_mut(), answer);
                 match next {
                     Next::Ask(hint) => address = hint,
-                    Next::Accepted(answer) => {
-                        tracing::info!(
-                            state = answer.word,
-                            reason = answer.reason,
-                            "cluster: the leader knows this node"
-                        );
-                        return;
-                    }
-                    Next::Refused(answer) => {
-                        self.say_refused(&answer.word, &answer.reason);
-                        return;
-                    }
+                    Next::Accepted(answer) => return self.say_accepted(&answer),
+                    Next::Refused(answer) => return self.say_refused(&address, &answer),
                     Next::Elsewhere => break,
                 }
             }
         }
     }
 
+    fn say_accepted(&self, answer: &Answer) {
+        let reason = match answer.word.as_str() {
+            "deferred" => answer.reason.clone(),
+            _ => String::new(),
+        };
+        let before = self.deferred.replace(reason.clone());
+        if !reason.is_empty() && reason != before {
+            tracing::info!(reason, "cluster join: caught up as a raft non-voter, not promoted yet");
+        }
+    }
+
+    fn say_refused(&self, via: &str, answer: &Answer) {
+        if !self.may_say(&answer.word) {
+            return;
+        }
+        let (status, body) = (answer.status, answer.reason.as_str());
+        match answer.word.as_str() {
+            "decommissioned" => tracing::error!(body, "cluster join refused: this node was decommissioned"),
+            "older_release" => {
+                let entry_types = self.settings.me.newest_command_type;
+                tracing::error!(via, entry_types, body, "cluster join refused: this node runs an older release");
+            }
+            _ => tracing::warn!(via, status, body, "cluster join rejected"),
+        }
+    }
+
     async fn ask(&self, address: &str, join: &Join) -> Option<Answer> {
         let address = (self.settings.resolve)(address).await?;
-        let reply = self.transport.call(address, wire::join_request(join, JOIN_BUDGET)).await.ok()?;
-        Some(wire::read_answer(&reply))
+        match self.transport.call(address, wire::join_request(join, JOIN_BUDGET)).await {
+            Ok(reply) => Some(wire::read_answer(&reply)),
+            Err(error) => {
+                tracing::debug!(%address, err = error.text(), "cluster join attempt failed");
+                None
+            }
+        }
     }
 
     /// Asks each of `peers` (id to `host:port`) whether it is in a cluster; what did not answer is `None` (K29).
@@ -250,8 +330,9 @@ impl Membership {
             return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
         }
         let (steps, answer) = decide(&self.consensus.view());
-        if answer.status == status::CONFLICT {
-            self.say_refused(&join.node, &answer.reason);
+        if answer.status == status::CONFLICT && self.may_say(&join.node) {
+            let (joiner, entry_types) = (&*join.node, join.newest_command_type);
+            tracing::warn!(joiner, entry_types, reason = answer.reason, "cluster: refused a join");
         }
         for step in steps {
             if let Err(why) = self.take(step).await {
@@ -311,7 +392,12 @@ impl Membership {
         if let Err(why) = self.consensus.remove(server.raft_id).await {
             return refusal(status::UNAVAILABLE, "unavailable", &why);
         }
-        tracing::warn!(audit = true, node, raft_id = server.raft_id, voter = server.voter, "cluster: forgot a server");
+        tracing::warn!(
+            id = node,
+            raft_id = server.raft_id,
+            voter = server.voter,
+            "forgot a raft server with no member record"
+        );
         Answer {
             status: status::OK,
             word: if server.voter { "voter" } else { "learner" }.to_owned(),

@@ -5,13 +5,15 @@ mod world;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
+use narad_shards::meta::Incarnation;
 use narad_shards::rt::{self, Queue};
 
 use super::configuration::Configuration;
 use super::disk::Stored;
-use crate::control::{Log, Outcome};
+use crate::control::{Command, Controller, Log, Outcome, Registration};
 use world::{create, name, run, server, World};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -253,6 +255,23 @@ fn k19_a_follower_that_hears_nothing_is_not_caught_up_and_a_barrier_brings_it_le
 }
 
 #[test]
+fn a_node_that_comes_back_to_an_idle_cluster_learns_that_it_is_level() {
+    for seed in 0..20 {
+        run(seed, 3, |world| async move {
+            world.start_all().await;
+            let leader = world.wait_leader().await;
+            world.settle().await;
+            rt::sleep(MS(300)).await;
+            let follower = if leader == 1 { 2 } else { 1 };
+            world.crash(follower);
+            let node = world.start(follower).await;
+            rt::timeout(Duration::from_secs(1), node.consensus.latch()).await.unwrap().unwrap();
+            assert!(node.consensus.caught_up());
+        });
+    }
+}
+
+#[test]
 fn a_hand_over_is_quick_and_loses_nothing() {
     for seed in 0..20 {
         run(seed, 3, |world| async move {
@@ -304,6 +323,55 @@ fn k32_a_newcomer_learns_by_snapshot_then_votes_and_a_lone_node_grows_to_three()
             node.consensus.remove(founder).await.unwrap();
             let configuration: Configuration = node.consensus.status().configuration;
             assert_eq!(configuration.voters(), 2);
+        });
+    }
+}
+
+#[test]
+fn the_controller_of_whoever_leads_founds_the_cluster_and_gives_partitions_their_owners() {
+    for seed in 0..10 {
+        run(seed, 3, |world| async move {
+            for tag in 1..=3 {
+                let node = world.start(tag).await;
+                world.sim.spawn_on(tag, async move {
+                    let me = Arc::new(Registration {
+                        node: Arc::from(name(tag)),
+                        raft_id: node.consensus.status().raft_id,
+                        peer_address: Arc::from(server(tag).address),
+                        newest_command_type: Command::NEWEST_TYPE,
+                        ..Registration::default()
+                    });
+                    let (log, servers) = (Rc::new(node.consensus.clone()), Rc::new(node.consensus.clone()));
+                    let controller = Controller::new(log, node.applier.clone(), servers, me.clone());
+                    let prepare = controller.clone();
+                    node.consensus.prepare_with(Rc::new(move |command| prepare.prepare(command)));
+                    rt::spawn(Queue::Background, controller.run());
+                    loop {
+                        let _ = node
+                            .consensus
+                            .decide(Command::RegisterMember { registration: me.clone(), stamp_ms: 0 })
+                            .await;
+                        rt::sleep(Duration::from_secs(5)).await;
+                    }
+                });
+            }
+            let leader = world.wait_leader().await;
+            rt::sleep(Duration::from_secs(6)).await;
+            // Through one that does not lead: the leader chooses the owners.
+            let other = world.running(if leader == 1 { 2 } else { 1 }).unwrap();
+            assert!(matches!(other.consensus.decide(create("t", 9)).await, Ok(Outcome::Created(_))));
+            world.settle().await;
+            for tag in 1..=3 {
+                let state = world.node(tag).plate.lock().unwrap().state.clone();
+                assert_ne!(state.cluster_id(), 0);
+                assert_eq!(state.members().len(), 3);
+                assert!(state.members().values().all(|member| member.heartbeat_ms > 0), "stamped by the leader (K4)");
+                let mut owners: Vec<_> =
+                    (0..3).filter_map(|partition| state.owner(Incarnation(9), partition)).collect();
+                owners.sort_unstable();
+                owners.dedup();
+                assert_eq!(owners.len(), 3, "one partition each");
+            }
         });
     }
 }

@@ -22,7 +22,7 @@ struct Notes {
 impl Hands for Notes {
     async fn store(&mut self, changes: Arc<Changes>) -> Result<(), Stopped> {
         if self.refuse {
-            return Err(Stopped::before("refused".to_owned()));
+            return Err(Stopped::refused("refused".to_owned()));
         }
         self.durable_last = changes.entries.last().map_or(self.durable_last, |entry| entry.index);
         self.durable_vote = changes.hard_state.as_ref().map_or(self.durable_vote, |state| state.vote);
