@@ -421,7 +421,7 @@ fn k29_a_probe_admits_nobody_and_k33_a_return_on_an_empty_disk_is_new() {
         let leader = node("a", state, led(&["a"], &[]));
         let admitting = membership(&net, "a", &[], &leader);
         let fresh = node("n", State::default(), View::default());
-        let probing = membership(&net, "n", &["a"], &fresh);
+        let _asked = membership(&net, "n", &["a"], &fresh);
         let peers = [("a", "a:1"), ("m", "m:1"), ("n", "n:1")].map(|(id, address)| (id.to_owned(), address.to_owned()));
         let answers = probing.probe(&peers.into()).await;
         let expected = [("a", Some(200)), ("m", None), ("n", Some(412))].map(|(id, status)| (id.to_owned(), status));
