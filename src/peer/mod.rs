@@ -18,9 +18,12 @@
 //! | `tls` | certificates and QUIC's parameters |
 //! | `admission` | what strangers may cost |
 //! | `outbox` | datagrams on their way to the socket |
+//! | `ceiling` | what `narad-bench peer` measures against |
 
 mod admission;
 mod buffers;
+#[doc(hidden)]
+pub mod ceiling;
 mod endpoint;
 mod frames;
 #[doc(hidden)]
