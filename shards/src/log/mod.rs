@@ -47,7 +47,7 @@ use crate::metrics::{coarse_histogram, Histogram};
 
 pub use cache::FrameCache;
 pub use combiner::{Combiner, CommitGate, Resolved, Standing};
-pub use directory::{DirectoryError, Marker, Retire, TopicDirectories, TopicEntry, TopicKind};
+pub use directory::{DirectoryError, Mark, Marker, Retire, TopicDirectories, TopicEntry, TopicKind};
 pub use open::{closed_boundary, OpenError};
 pub use partition::PartitionLog;
 pub use retention::FrontAge;
