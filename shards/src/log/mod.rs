@@ -24,6 +24,7 @@ mod scan;
 mod segment;
 mod shared;
 mod space;
+mod stored;
 
 #[cfg(test)]
 mod combiner_tests;
@@ -33,6 +34,8 @@ mod crash_tests;
 mod directory_tests;
 #[cfg(test)]
 mod fault_tests;
+#[cfg(test)]
+mod lost_tests;
 #[cfg(test)]
 mod partition_tests;
 #[cfg(test)]
