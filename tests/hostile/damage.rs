@@ -117,6 +117,9 @@ fn judge(past: &Past, data: &Path, file: &str) -> Result<String, String> {
         let status = broker.wait_exit(PATIENCE).map_err(|e| format!("neither ready nor gone: {e}"))?;
         let text = broker.log_text();
         let last = text.lines().last().unwrap_or_default().to_owned();
+        if text.contains("panicked") {
+            return Err(format!("somebody else's panic is what the operator reads:\n{text}"));
+        }
         let name = file.rsplit('/').next().unwrap();
         if status.code() != Some(1) || !last.starts_with("narad: ") {
             return Err(format!("{status}, no refusal in one line:\n{text}"));
