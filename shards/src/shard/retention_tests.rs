@@ -367,3 +367,17 @@ fn s10_k21_the_sweep_keeps_a_live_topics_directory_whose_marker_proves_nothing()
     let former = crate::log::Mark::encode(Incarnation(3));
     assert_eq!(swept(former.leak()), (false, 0), "a former incarnation, proven, confirmed gone");
 }
+
+#[test]
+fn e11_a_wal_whose_file_was_removed_under_the_running_node_takes_no_record() {
+    sim::run(1, async {
+        let disk = SimDisk::new(1);
+        let bench = Bench::start(disk, RetentionOptions::default(), &[topic("orders", 1, 0)]).await;
+        bench.produce("orders").await;
+        Disk::Sim(bench.disk.clone()).remove_dir_all(Path::new("/data/ingress")).await.expect("simulated");
+        rt::sleep(SECOND).await;
+        let refused = bench.shard.produce("orders", NewRecord { key: b"", payload: b"lost", partition: None }).await;
+        let text = format!("{:?}", refused.expect_err("it would be lost at the exit"));
+        assert!(text.contains("/data/ingress/0/00000001.wal was removed while the broker runs"), "{text}");
+    });
+}
