@@ -94,7 +94,11 @@ with_node_flags! {
     /// Run the broker.
     #[derive(ArgsInfo, FromArgs, Debug, Default)]
     #[argh(subcommand, name = "serve")]
-    pub struct Serve {}
+    pub struct Serve {
+        /// this start follows a restore of the data directory from a backup: set its consensus files aside, once
+        #[argh(switch)]
+        restored: bool,
+    }
 }
 
 /// Flags as they were given.
@@ -187,7 +191,7 @@ pub(super) fn environment() -> Vec<(String, String)> {
 }
 
 pub fn serve(mut serve: Serve) -> Result<(), Failure> {
-    run(serve.node_flags().sources(environment())?)
+    run(Sources { restored: serve.restored, ..serve.node_flags().sources(environment())? })
 }
 
 pub fn start(command: Start) -> Result<(), Failure> {

@@ -53,6 +53,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// Laptop mode: loopback only, security off, buffered files where O_DIRECT is missing.
     pub dev: bool,
+    /// This start follows a restore of the data directory: its consensus files are set aside (E36).
+    pub restored: bool,
     /// What an operator should know but what does not stop the node.
     pub warnings: Vec<Warning>,
 }
@@ -197,6 +199,7 @@ impl Config {
             security: Security { enabled: !dev },
             runtime: Runtime::default(),
             dev,
+            restored: false,
             warnings: Vec::new(),
         }
     }
@@ -223,6 +226,7 @@ pub struct Sources {
     pub port: Option<u16>,
     /// `--cluster-port`: the same for the peer plane.
     pub cluster_port: Option<u16>,
+    pub restored: bool,
     pub dev: bool,
     /// Data directory of laptop mode, where nothing else names one.
     pub dev_data_dir: Option<PathBuf>,
@@ -268,6 +272,7 @@ pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
     if let Some(port) = sources.cluster_port {
         config.cluster.addr.port = port;
     }
+    config.restored = sources.restored;
     validate::validate(&mut config).map_err(ConfigError)?;
     Ok(config)
 }

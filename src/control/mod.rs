@@ -25,6 +25,8 @@ mod watch;
 mod wire;
 
 #[cfg(test)]
+mod cluster_tests;
+#[cfg(test)]
 mod state_tests;
 #[cfg(test)]
 mod tests;
@@ -44,7 +46,9 @@ pub use applier::{Applier, Install, Stopped};
 pub use apply::{apply, Applied, Outcome, Refusal};
 pub use command::{Command, Owners, Registration};
 pub use controller::Controller;
-pub use membership::{start, Answer, Join, Membership, Resolve, Settings, Start, FAILURE_MEMORY, PROBE_ROUNDS};
+pub use membership::{
+    answer_unconfigured, probe, start, Answer, Join, Membership, Resolve, Settings, Start, PROBE_ROUNDS,
+};
 pub use names::check_topic_name;
 pub use peers::{peer_book, Met};
 pub use placement::Placement;
@@ -53,6 +57,7 @@ pub use servers::{Consensus, Server, View};
 pub use state::{Assignment, Change, Member, State};
 pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
 pub use watch::{ConsensusWatch, MetastoreWatch};
+pub use wire::{answer_status, ask_status};
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {

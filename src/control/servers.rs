@@ -32,7 +32,7 @@ pub struct View {
     pub leader: Option<u64>,
     /// Empty: the node has never held a configuration.
     pub servers: Vec<Server>,
-    /// Of a leader: servers to which a heartbeat has failed within [`super::FAILURE_MEMORY`], and none succeeded since.
+    /// Of a leader: servers that do not answer its heartbeats.
     pub failing: BTreeSet<u64>,
 }
 

@@ -97,3 +97,12 @@ pub fn forget_request(node: &str, budget: Duration) -> Outgoing {
 pub fn read_forget(request: &Incoming) -> Option<String> {
     String::from_utf8(request.archive().to_vec()).ok()
 }
+
+/// How is a node? There is nothing in the question, and nothing but the connection in the answer yet.
+pub fn ask_status(budget: Duration) -> Outgoing {
+    frame(operation::NODE_STATUS, 0, budget, &[])
+}
+
+pub fn answer_status() -> Outgoing {
+    frame(operation::NODE_STATUS, narad_shards::wire::status::OK, Duration::ZERO, &[])
+}

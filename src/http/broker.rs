@@ -89,6 +89,11 @@ pub trait Broker: 'static {
     /// Creates or deletes a topic; answered once every shard of this node knows (E23).
     fn change(&self, command: MetaCommand) -> impl Future<Output = MetaReply>;
 
+    /// This node was caught up with its cluster once since it started: until then it takes no request (E51).
+    fn serves(&self) -> bool {
+        true
+    }
+
     fn health(&self) -> Health;
 
     fn readiness(&self) -> Readiness;

@@ -178,6 +178,11 @@ async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyR
         Found::OtherMethods { allow } => return Ok(reply::method_not_allowed(allow)),
         Found::Malformed => return Err(ApiError::bad_request("400 Bad Request").plain_text()),
     };
+    if !call.ctx.broker.serves()
+        && !matches!(route, Route::Healthz | Route::Readyz | Route::Metrics | Route::NodeShards)
+    {
+        return Err(ApiError::unavailable("control plane temporarily unavailable"));
+    }
     match route {
         Route::Produce => produce::single(call, &topic, body).await,
         Route::ProduceBatch => produce::batch(call, &topic, body).await,

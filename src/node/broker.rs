@@ -1,18 +1,19 @@
 //! The HTTP layer's view of a shard, and of the control thread on the metrics listener.
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::ops::Bound;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use narad_shards::api::{
     ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
     SettleStatus,
 };
-use narad_shards::meta::{Address, ShardId, TopicMeta};
+use narad_shards::meta::{Address, NodeId, ShardId, TopicMeta};
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::{Carrier, Reply, Request, Take};
 use narad_shards::queue::Consumer;
@@ -35,6 +36,12 @@ pub struct NodeState {
     /// Shards that take connections.
     pub listening: AtomicU16,
     pub stopping: AtomicBool,
+    /// This node was caught up with its cluster once since it started: before that it takes no request (E51).
+    pub caught_up: AtomicBool,
+    /// Why this node is not ready as a member of its cluster; nothing on a node without peers.
+    pub cluster_gate: Mutex<Option<String>>,
+    /// 0: none yet.
+    pub cluster_id: AtomicU64,
     /// Who asks the API port whether the node is ready.
     pub balancers: Balancers,
 }
@@ -55,6 +62,11 @@ impl NodeState {
         }
     }
 
+    /// A node without peers is caught up with itself.
+    pub fn set_cluster_gate(&self, why: Option<String>) {
+        *self.cluster_gate.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = why;
+    }
+
     fn readiness(&self) -> Readiness {
         if self.figures.metastore.stopped.load(Ordering::Relaxed) {
             return Readiness::NotReady("metastore: node is not ready: metadata can no longer be stored".to_owned());
@@ -63,9 +75,18 @@ impl NodeState {
             // The listener of metrics answers until the end: a balancer that asks there must not send more.
             return Readiness::NotReady("shutting down".to_owned());
         }
-        match self.opened.load(Ordering::Relaxed) >= self.shards {
+        if self.opened.load(Ordering::Relaxed) < self.shards {
+            return Readiness::NotReady("not ready".to_owned());
+        }
+        let gate = self.cluster_gate.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(why) = &*gate {
+            return Readiness::NotReady(why.clone());
+        }
+        match self.caught_up.load(Ordering::Relaxed) {
             true => Readiness::Ready(Vec::new()),
-            false => Readiness::NotReady("not ready".to_owned()),
+            false => Readiness::NotReady(
+                "metastore: node is not ready: replica has not caught up with the leader since start".to_owned(),
+            ),
         }
     }
 }
@@ -171,7 +192,13 @@ impl Broker for ShardBroker {
     async fn stats<'a>(&'a self, topic: &'a TopicMeta) -> Vec<PartitionStats> {
         let request = || Request::Stats { incarnation: topic.incarnation };
         let carrier = self.shard.carrier();
-        let asked = (0..self.state.shards).map(|shard| carrier.call(Address::local(shard), request())).collect();
+        // Another node answers for all of its shards; one that does not answer leaves its partitions out.
+        let snapshot = self.shard.snapshot();
+        let addresses = snapshot.placement.get(&topic.incarnation).map(|addresses| &addresses[..]).unwrap_or_default();
+        let others: BTreeSet<NodeId> = addresses.iter().map(|address| address.node).collect();
+        let others = others.into_iter().filter(|node| !matches!(*node, NodeId::LOCAL | NodeId::NONE));
+        let owners = (0..self.state.shards).map(Address::local).chain(others.map(Address::remote));
+        let asked = owners.map(|owner| carrier.call(owner, request())).collect();
         let answered = rt::all(asked).await.into_iter();
         answered
             .filter_map(|answer| match answer {
@@ -187,6 +214,10 @@ impl Broker for ShardBroker {
             Ok(Reply::Meta(reply)) => reply,
             Ok(_) | Err(_) => MetaReply::Unknown("the control thread did not answer".to_owned()),
         }
+    }
+
+    fn serves(&self) -> bool {
+        self.state.caught_up.load(Ordering::Relaxed)
     }
 
     fn health(&self) -> Health {

@@ -14,15 +14,16 @@ use narad_shards::rt::{self, Queue};
 use narad_shards::spsc::{Endpoint, Handler};
 
 use super::broker::ProbeBroker;
+use super::cluster::{self, Opened};
 use super::notify;
 use super::run::Common;
 use super::serving::Serving;
 use super::stopping;
-use crate::control::{Control, Install, Metastore, Store};
+use crate::control::{Control, Install};
 use crate::http::{HttpContext, Surface};
 
 pub struct ControlPlan {
-    pub metastore: Metastore<Store>,
+    pub opened: Opened,
     /// Gets a message when the node is to stop.
     pub stopping: mpsc::Receiver<()>,
 }
@@ -104,7 +105,7 @@ async fn main(common: Arc<Common>, plan: ControlPlan, endpoint: Endpoint, handle
     let carrier: Rc<OnceCell<Rc<dyn Carrier>>> = Rc::default();
     let _ = carrier.set(links.clone());
     let install = Rc::new(InstallOnShards { carrier: carrier.clone(), shards });
-    let control = Control::start(plan.metastore, install);
+    let (control, cluster) = cluster::start(&common, plan.opened, &handle, &links, install)?;
     let _ = slot.control.set(control);
     slot.started.notify_all();
     let probes = start_probes(&common, &handle, carrier)?;
@@ -123,10 +124,12 @@ async fn main(common: Arc<Common>, plan: ControlPlan, endpoint: Endpoint, handle
     if cause.is_some() {
         rt::blocking(|| notify::tell(notify::STOPPING)).await;
     }
-    let result = stopping::stop(&common.state, common.config.http.shutdown_grace, &links, cause).await;
+    let result =
+        stopping::stop(&common.state, common.config.http.shutdown_grace, &links, cluster.hand_over(), cause).await;
     if let Some(probes) = probes {
         probes.stop(Duration::from_millis(100)).await;
     }
+    cluster.leave().await;
     result
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use narad_shards::meta::ShardId;
 
 use crate::config::{check_node_id, Warning};
-use crate::control::Store;
+use crate::control::{consensus, Store};
 
 use super::Refusal;
 
@@ -45,7 +45,7 @@ impl DataDir {
     pub fn made_by_a_start(&self) -> Vec<PathBuf> {
         let ids = [self.node_id(), self.store_id()];
         let unnamed = ids.clone().map(|id| id.with_extension("new"));
-        let metadata = Store::files(&self.metastore());
+        let metadata = Store::files(&self.metastore()).into_iter().chain(consensus::files::all(&self.metastore()));
         ids.into_iter()
             .chain(unnamed)
             .chain(metadata)
@@ -228,7 +228,7 @@ pub(super) fn parse_store_id(text: &str) -> Option<u64> {
     well_formed.then(|| u64::from_str_radix(text, 16).ok()).flatten().filter(|id| *id != 0)
 }
 
-fn random_id() -> io::Result<u64> {
+pub fn random_id() -> io::Result<u64> {
     let mut source = File::open("/dev/urandom")?;
     loop {
         let mut bytes = [0u8; 8];

@@ -12,7 +12,7 @@ use narad_shards::io::system;
 use narad_shards::rt;
 
 use super::broker::NodeState;
-use crate::control::MetastoreWatch;
+use crate::control::{ConsensusWatch, MetastoreWatch};
 use crate::telemetry::NodeMetrics;
 
 /// Walking a large data directory takes a while: how old its size may be.
@@ -22,6 +22,7 @@ const SIZE_AGE_MAX: Duration = Duration::from_secs(30);
 pub struct NodeFigures {
     pub data_root: PathBuf,
     pub metastore: Arc<MetastoreWatch>,
+    pub consensus: Arc<ConsensusWatch>,
     /// From the start of the process to the first accepted connection, ms; 0 until then.
     pub boot_ms: AtomicU64,
     /// Wall clock of the last scrape that all shards answered, ms since the epoch; of the start before the first.

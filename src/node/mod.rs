@@ -5,11 +5,13 @@
 mod balancers;
 mod broker;
 mod cgroup;
+mod cluster;
 mod control_thread;
 mod data_dir;
 mod doctor;
 mod figures;
 mod filesystem;
+mod founding;
 pub(crate) mod fuzz;
 mod lock;
 mod machine;
@@ -37,7 +39,7 @@ use narad_shards::io::system;
 use narad_shards::meta::{ShardId, Snapshot};
 
 use crate::config::{format_bytes, Config, CpuSet, Warning};
-use crate::control::{Metastore, Store};
+use crate::control::{consensus, Metastore, Placement};
 
 pub use cgroup::Limits as CgroupLimits;
 pub use data_dir::{DataDir, Identity, IngressDirectories};
@@ -105,7 +107,8 @@ pub struct Prepared {
     /// `None`: a node without peers.
     pub peer_plane: Option<PeerPlane>,
     pub ingress: IngressDirectories,
-    pub metastore: Metastore<Store>,
+    /// Metadata and consensus, which fit each other.
+    pub opened: cluster::Opened,
     /// What every shard starts with.
     pub snapshot: Arc<Snapshot>,
     pub kernel: String,
@@ -188,8 +191,18 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
     let plan = data_dir::plan_identity(&data, config.cluster.node_id.as_deref(), host_name.trim())?;
     let peer_plane = peer_plane::plan_peer_plane(&config, plan.node_id(), shards)?;
     data.create_inside()?;
-    let metastore = Metastore::open(&data.metastore(), shards)
-        .map_err(|error| Refusal::new(error, "the file was left as it is"))?;
+    let (node_id, empty_directory) = (plan.node_id().to_owned(), plan.first_start());
+    let has_consensus = consensus::files::exists(&data.metastore());
+    let mode = founding::mode(&config, &node_id, peer_plane.as_ref(), has_consensus, say)?;
+    let drawn = data_dir::random_id().map_err(|error| Refusal::new(format!("/dev/urandom: {error}"), "mount /dev"))?;
+    let consensus::files::Opened { store, state, stored, files: consensus_files } =
+        consensus::files::open(&data.metastore(), &mode, config.restored, drawn)
+            .map_err(|error| Refusal::new(error, "the file was left as it is"))?;
+    let placement = match &peer_plane {
+        None => Placement::new(shards),
+        Some(_) => Placement::in_cluster(shards, &node_id),
+    };
+    let metastore = Metastore::over(store, state, placement);
     let identity = plan.carry_out(&data)?;
     let ingress = data_dir::list_ingress(&data, &mut warnings)?;
     let snapshot = metastore.snapshot();
@@ -210,7 +223,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
         shard_addrs,
         peer_plane,
         ingress,
-        metastore,
+        opened: cluster::Opened { metastore, stored, files: consensus_files, empty_directory },
         snapshot,
         kernel,
         warnings,

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,8 +18,9 @@ use super::broker::{NodeState, Placed};
 use super::control_thread::{self, ControlPlan};
 use super::figures::NodeFigures;
 use super::notify;
+use super::peer_plane::PeerPlane;
 use super::shard_thread::{self, ShardPlan};
-use super::Prepared;
+use super::{data_dir, Prepared};
 use crate::config::Config;
 use crate::http::{HttpMetrics, HttpSettings, NodeLimits, Surface, TopicDefaults};
 
@@ -40,6 +42,10 @@ pub struct Common {
     pub descriptors: u64,
     pub started: Instant,
     pub disk_room: NodeRoom,
+    /// `None`: a node without peers.
+    pub peer_plane: Option<PeerPlane>,
+    /// Of this process (E39).
+    pub boot_id: u64,
 }
 
 impl Common {
@@ -106,8 +112,9 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     prepared.log_start();
     let shards = prepared.shards();
     let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|error| format!("cannot catch signals: {error}"))?;
-    let Prepared { config, data, lock, identity, cpus, memory, file_system, ingress, metastore, snapshot, .. } =
-        prepared;
+    let Prepared {
+        config, data, lock, identity, cpus, memory, file_system, ingress, opened, snapshot, peer_plane, ..
+    } = prepared;
     let http_metrics: Arc<[Arc<HttpMetrics>]> = (0..=shards).map(|_| Arc::new(HttpMetrics::default())).collect();
     let http = &config.http;
     let limits =
@@ -121,7 +128,8 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         state: Arc::new(NodeState {
             shards,
             placed,
-            figures: NodeFigures::new(data.root.clone(), metastore.watch.clone()),
+            caught_up: AtomicBool::new(peer_plane.is_none()),
+            figures: NodeFigures::new(data.root.clone(), opened.metastore.watch.clone()),
             ..NodeState::default()
         }),
         node_id: identity.node_id.clone(),
@@ -134,6 +142,8 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         direct: file_system.direct,
         descriptors: prepared.limits.descriptors,
         disk_room: NodeRoom::default(),
+        peer_plane,
+        boot_id: data_dir::random_id().map_err(|error| format!("/dev/urandom: {error}"))?,
         started,
         config,
     });
@@ -176,7 +186,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let mut options = Options::new("control");
     options.cpu = cpus.control.map(|cpu| cpu as usize);
     options.helper_cpus = helper_cpus;
-    let plan = ControlPlan { metastore, stopping };
+    let plan = ControlPlan { opened, stopping };
     let for_control = common.clone();
     spawn("narad-control".to_owned(), "the control thread".to_owned(), &ended, move || {
         control_thread::run(for_control, plan, control_endpoint, options)

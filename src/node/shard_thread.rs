@@ -10,19 +10,24 @@ use std::time::Duration;
 
 use narad_shards::log::{Codec, LogOptions};
 use narad_shards::meta::{Address, ShardId, Snapshot};
-use narad_shards::peer::{Carrier, Reply, Request};
+use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
 use narad_shards::queue::CommitterOptions;
+use narad_shards::remote::{ConnectionId, Hello, RemoteCarrier, RemoteService, Service};
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use narad_shards::rt::{self, sync::Notify};
 use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::spsc::{Endpoint, Handler};
+use narad_shards::wire::{Incoming, Outgoing};
 
 use super::broker::ShardBroker;
+use super::founding::peer_settings;
 use super::notify;
 use super::run::Common;
 use super::serving::Serving;
 use crate::config::{self, CompressionLevel};
+use crate::control::Command;
 use crate::http::{HttpContext, HttpSettings, Surface};
+use crate::peer::PeerEndpoint;
 
 const WAL_SEGMENT_BYTES: u64 = 64 << 20;
 /// Least of what is kept free: the disk still has room for everything else when produce is refused (E22).
@@ -118,6 +123,19 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         })
     };
     let links: Rc<dyn Carrier> = endpoint.attach(handler);
+    let door = Rc::new(Door::default());
+    let peers = match &common.peer_plane {
+        None => None,
+        Some(plane) => {
+            let address = plane.shard_addrs[usize::from(id)];
+            let started = PeerEndpoint::start(&handle, address, door.clone(), peer_settings(&common.config));
+            Some(started.map_err(|error| format!("the peer plane: {error}"))?)
+        }
+    };
+    let carrier: Rc<dyn Carrier> = match &peers {
+        None => links.clone(),
+        Some(peers) => Rc::new(RemoteCarrier::new(links.clone(), peers.clone())),
+    };
     let options = ShardOptions {
         id,
         disk,
@@ -135,7 +153,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         disk_room: common.disk_room.clone(),
         adopt: plan.adopt,
     };
-    let shard = Shard::open(options, plan.snapshot, links.clone()).await.map_err(|error| error.to_string())?;
+    let shard = Shard::open(options, plan.snapshot, carrier).await.map_err(|error| error.to_string())?;
     let registered = shard.wal().with_staging_pool(|pool| handle.register_chunks(pool, STAGING_CHUNKS_REGISTERED));
     tracing::info!(
         shard = id,
@@ -144,6 +162,10 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         "buffers registered with the ring"
     );
     let _ = slot.shard.set(shard.clone());
+    if peers.is_some() {
+        let (common, shard) = (common.clone(), shard.clone());
+        door.open(RemoteService::new(shard, Box::new(move || hello(&common))));
+    }
     slot.opened.notify_all();
     common.state.opened.fetch_add(1, Ordering::Relaxed);
     links.call(Address::CONTROL, Request::Opened).await.map_err(|lost| format!("the control thread: {}", lost.0))?;
@@ -174,7 +196,66 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     }
     slot.finished.notified().await;
     rt::sleep(LAST_REPLY).await;
+    if let Some(peers) = peers {
+        peers.stop().await;
+    }
     Ok(())
+}
+
+/// Who this node is, to whoever connects to one of its shards.
+fn hello(common: &Common) -> Hello {
+    Hello {
+        cluster_id: common.state.cluster_id.load(Ordering::Relaxed),
+        node: common.node_id.clone(),
+        boot_id: common.boot_id,
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        newest_command_type: Command::NEWEST_TYPE,
+        ..Hello::default()
+    }
+}
+
+/// What peers meet: nobody until the shard is open.
+#[derive(Default)]
+struct Door {
+    service: OnceCell<RemoteService>,
+}
+
+impl Door {
+    fn open(&self, service: RemoteService) {
+        let _ = self.service.set(service);
+    }
+}
+
+impl Service for Door {
+    fn hello(&self) -> Hello {
+        self.service.get().map(Service::hello).unwrap_or_default()
+    }
+
+    fn met(&self, connection: ConnectionId, from: &Hello, address: SocketAddr) -> Result<(), String> {
+        match self.service.get() {
+            Some(service) => service.met(connection, from, address),
+            None => Err("this shard is not open yet".to_owned()),
+        }
+    }
+
+    fn serve(&self, connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
+        match self.service.get() {
+            Some(service) => service.serve(connection, request),
+            None => Box::pin(std::future::ready(None)),
+        }
+    }
+
+    fn cancelled_late(&self, connection: ConnectionId, request_id: u64) {
+        if let Some(service) = self.service.get() {
+            service.cancelled_late(connection, request_id);
+        }
+    }
+
+    fn lost(&self, connection: ConnectionId) {
+        if let Some(service) = self.service.get() {
+            service.lost(connection);
+        }
+    }
 }
 
 /// Free space under which produce is refused (E22).

@@ -1,5 +1,6 @@
 //! The order of a stop: not ready, ports, dispatch, durable ends.
 
+use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,15 +17,16 @@ const NOTICE: f64 = 0.75;
 /// How often is looked whether balancers have seen that the node is not ready.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Stops all shards. `cause` is why the node stops unasked, because it can no longer store metadata (K17): then the same
+/// Stops all shards. `hand_over` gives the leadership away, if this node has it. `cause` is why the node stops unasked, because it can no longer store metadata (K17): then the same
 /// is done as far as the disk still allows, and what it was is the error.
 pub async fn stop(
     state: &NodeState,
     grace: Duration,
     links: &Rc<dyn Carrier>,
+    hand_over: impl Future<Output = ()>,
     cause: Option<Stopped>,
 ) -> Result<(), String> {
-    stop_serving(state, grace, links).await;
+    stop_serving(state, grace, links, hand_over).await;
     let end = async {
         ask_all(links, state.shards, || Request::Quiesce).await;
         ask_all(links, state.shards, || Request::Shutdown).await;
@@ -41,12 +43,19 @@ pub async fn stop(
 
 /// Not ready first; then everything is answered as before while somebody has to learn of it: balancers, and clients
 /// whose requests are under way. Then the ports close. Without any of these they close at once.
-async fn stop_serving(state: &NodeState, grace: Duration, links: &Rc<dyn Carrier>) {
+async fn stop_serving(
+    state: &NodeState,
+    grace: Duration,
+    links: &Rc<dyn Carrier>,
+    hand_over: impl Future<Output = ()>,
+) {
     let began = rt::now();
     state.balancers.begin_stop();
     state.stopping.store(true, Ordering::Relaxed);
     let notice = grace.mul_f64(NOTICE);
     ask_all(links, state.shards, || Request::BeginDrain { within: notice }).await;
+    // While clients are still served: nothing that they want has to wait for an election.
+    hand_over.await;
     while state.balancers.wait_for(began) && rt::now() < began + notice {
         rt::sleep(LOOK).await;
     }
@@ -99,7 +108,7 @@ mod tests {
         let state = Arc::new(NodeState { shards: 1, ..NodeState::default() });
         let shards = Rc::new(Shards { state: state.clone(), asked: RefCell::default(), shutdown_hangs });
         let links: Rc<dyn Carrier> = shards.clone();
-        let result = stop(&state, GRACE, &links, cause).await;
+        let result = stop(&state, GRACE, &links, std::future::ready(()), cause).await;
         let asked = shards.asked.take();
         assert!(asked.iter().all(|(_, _, stopping)| *stopping), "asked while the node still said that it was ready");
         (result, asked.into_iter().map(|(_, request, _)| request).collect())

@@ -80,7 +80,6 @@ fn a_first_start_makes_a_private_directory_and_the_next_one_finds_it() {
 fn what_was_prepared_can_move_to_the_threads_that_use_it() {
     fn moves<T: Send + 'static>() {}
     moves::<Prepared>();
-    moves::<Metastore<Store>>();
     // Reading the CPUs and making a trial ring pins nothing: a second start sees the same ones.
     let allowed = system::allowed_cpus().unwrap();
     let directory = Directory::new("unpinned");

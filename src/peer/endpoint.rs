@@ -25,9 +25,13 @@ use super::state::State;
 use super::tls::Tls;
 use super::PeerSettings;
 
-/// Rounds and receives of one poll: other tasks of the thread have their turn in between.
+/// Rounds of one poll, and bytes that one takes from the socket: other tasks of the thread have their turn in between.
 const ROUNDS_MAX: usize = 32;
-const RECEIVES_MAX: usize = 64;
+const RECEIVE_BYTES_MAX: usize = 256 << 10;
+/// What a receive counts for at least.
+const RECEIVE_BYTES_MIN: usize = 4 << 10;
+/// Polls that may leave something in the socket before what is due is looked at: together they empty its buffer.
+const UNDRAINED_MAX: u32 = 16;
 /// How long an endpoint that stops waits for its farewells to leave.
 const FAREWELL: Duration = Duration::from_millis(200);
 /// Pause after the socket would not receive.
@@ -41,6 +45,8 @@ struct Inner {
     stopping: Cell<bool>,
     /// Until then the socket is not asked.
     receive_again: Cell<Instant>,
+    /// Polls in a row that left something in the socket.
+    undrained: Cell<u32>,
     /// It was said that datagrams are too long.
     told_size: Cell<bool>,
 }
@@ -73,6 +79,7 @@ impl PeerEndpoint {
             driver: RefCell::default(),
             stopping: Cell::new(false),
             receive_again: Cell::new(Instant(0)),
+            undrained: Cell::new(0),
             told_size: Cell::new(false),
         });
         let driven = inner.clone();
@@ -230,12 +237,17 @@ impl Inner {
         let mut events = Vec::new();
         let mut received = 0;
         for round in 0.. {
-            // First everything that has come: what a pause of this process held up must not look like silence.
             let mut progress = false;
-            while self.receive(cx, now) && received < RECEIVES_MAX {
-                (progress, received) = (true, received + 1);
+            while received < RECEIVE_BYTES_MAX {
+                let Some(bytes) = self.receive(cx, now) else { break };
+                (progress, received) = (true, received + bytes.max(RECEIVE_BYTES_MIN));
             }
-            progress |= self.state.borrow_mut().advance(now, &mut events);
+            // Time is looked at after what has come: what a pause of this process held up must not look like silence.
+            let drained = received < RECEIVE_BYTES_MAX;
+            let undrained = if drained { 0 } else { self.undrained.get() + u32::from(round == 0) };
+            let look = drained || undrained >= UNDRAINED_MAX;
+            self.undrained.set(if look { 0 } else { undrained });
+            progress |= self.state.borrow_mut().advance(now, look, &mut events);
             for event in events.drain(..) {
                 self.act(event, now);
             }
@@ -243,7 +255,7 @@ impl Inner {
             if !progress {
                 break;
             }
-            if round == ROUNDS_MAX || received >= RECEIVES_MAX {
+            if round == ROUNDS_MAX || !drained {
                 cx.waker().wake_by_ref();
                 break;
             }
@@ -265,26 +277,28 @@ impl Inner {
         Poll::Pending
     }
 
-    fn receive(&self, cx: &mut Context<'_>, now: Instant) -> bool {
+    /// Takes one lot from the socket; how many bytes it was.
+    fn receive(&self, cx: &mut Context<'_>, now: Instant) -> Option<usize> {
         if self.receive_again.get() > now {
-            return false;
+            return None;
         }
         self.receive_again.set(Instant(0));
         match self.udp.poll_receive(cx) {
-            Poll::Pending => false,
+            Poll::Pending => None,
             Poll::Ready(Ok(mut received)) => {
                 let mut state = self.state.borrow_mut();
-                let from = received.from;
+                let (from, mut bytes) = (received.from, 0);
                 for datagram in received.datagrams() {
+                    bytes += datagram.len();
                     state.receive(from, datagram, now);
                 }
-                true
+                Some(bytes)
             }
             Poll::Ready(Err(error)) => {
                 self.state.borrow_mut().metrics.receive_errors += 1;
                 tracing::warn!(%error, "the peer plane's socket does not receive; it is tried again");
                 self.receive_again.set(now + RECEIVE_BACKOFF);
-                false
+                None
             }
         }
     }

@@ -196,6 +196,11 @@ impl Link {
         }
         self.next_request += 1;
         self.queue.push(lane, &header, request);
+        if kind == Kind::OneWay {
+            // Nobody waits for an answer, so nobody's deadline would ever ask whether the other side lives; and a peer
+            // that came back is not found before a datagram reaches it, which may take as long as it was away.
+            self.liveness.doubt();
+        }
         Ok(request_id)
     }
 

@@ -250,9 +250,9 @@ impl State {
 
     // What has become of connections.
 
-    /// Goes through the connections that something has happened to, or that have something due. What there is to do
-    /// outside is added to `events`.
-    pub fn advance(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
+    /// Goes through the connections that something has happened to and, if `look`, those that have something due. What
+    /// there is to do outside is added to `events`.
+    pub fn advance(&mut self, now: Instant, look: bool, events: &mut Vec<Event>) -> bool {
         let touched = std::mem::take(&mut self.touched);
         for id in &touched {
             let Some(link) = self.links.get_mut(id) else { continue };
@@ -272,7 +272,7 @@ impl State {
             }
         }
         // Afterwards, because what has arrived may have made it void.
-        for (id, link) in &mut self.links {
+        for (id, link) in self.links.iter_mut().filter(|_| look) {
             if link.tick(now) {
                 self.touched.insert(*id);
             }

@@ -32,6 +32,11 @@ pub trait Environment {
 
     /// Whether membership reports a node alive.
     fn alive(&self, node: NodeId) -> bool;
+
+    /// The process that a node last said hello with: what was measured of another one is void (E43).
+    fn boot_id(&self, _node: NodeId) -> u64 {
+        0
+    }
 }
 
 /// Turns before other tasks get the core: each may place one read's worth of records.
@@ -197,9 +202,12 @@ fn tell(shared: &Rc<Shared>) {
     let mut core = shared.core.borrow_mut();
     core.advance(rt::now());
     core.install(shared.environment.snapshot());
-    let nodes: Vec<(NodeId, bool)> = core.nodes().iter().map(|n| (*n, shared.environment.alive(*n))).collect();
-    for (node, alive) in nodes {
+    let environment = &shared.environment;
+    let look = |node: &NodeId| (*node, environment.alive(*node), environment.boot_id(*node));
+    let nodes: Vec<(NodeId, bool, u64)> = core.nodes().iter().map(look).collect();
+    for (node, alive, boot_id) in nodes {
         core.liveness(node, alive);
+        core.boot(node, boot_id);
     }
     loop {
         let event = shared.events.borrow_mut().pop_front();

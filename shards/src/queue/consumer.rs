@@ -130,6 +130,15 @@ impl Consumer {
         self.queues.send(self.home(incarnation), request);
     }
 
+    /// Gives back leases that have left for another node, where nobody waits for them any more (C58).
+    pub(crate) fn settle_unheard(&self, leases: Vec<(Incarnation, Settle)>) {
+        for (incarnation, settle) in leases {
+            if let Ok(owner) = self.owner(incarnation, settle.partition) {
+                self.queues.send(owner, Request::Settle { incarnation, settles: vec![settle] });
+            }
+        }
+    }
+
     fn home(&self, incarnation: Incarnation) -> Address {
         Address::local(self.queues.with_snapshot(|snapshot| snapshot.home(incarnation)))
     }

@@ -115,7 +115,7 @@ impl ShardQueues {
     /// Sees the other nodes as this book does from now on.
     pub fn on_peers(&self, peers: Arc<PeerBook>) {
         self.peers.replace(peers);
-        let snapshot = self.with_snapshot(Snapshot::clone);
+        let snapshot = self.snapshot();
         self.follow_homes(&snapshot);
     }
 

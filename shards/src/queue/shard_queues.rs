@@ -127,6 +127,10 @@ impl ShardQueues {
         self.shard
     }
 
+    pub(super) fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.borrow().clone()
+    }
+
     pub(super) fn with_snapshot<T>(&self, look: impl FnOnce(&Snapshot) -> T) -> T {
         look(&self.snapshot.borrow())
     }

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::ConnectionId;
-use crate::api::Delivery;
-use crate::io::Slice;
+use crate::api::{Delivery, Settle, SettleMode};
+use crate::meta::Incarnation;
 use crate::rt::{self, Instant};
 
 /// How long a reply is remembered.
@@ -16,38 +16,50 @@ struct Sent {
     until: Instant,
     connection: ConnectionId,
     request_id: u64,
-    /// Without their bodies.
-    leases: Vec<Delivery>,
+    leases: Vec<Lease>,
+}
+
+struct Lease {
+    incarnation: Incarnation,
+    partition: u32,
+    offset: u64,
+    nonce: u64,
 }
 
 /// In the order in which they are forgotten.
+#[derive(Default)]
 pub(super) struct LateCancels {
     sent: RefCell<VecDeque<Sent>>,
-    no_body: Slice,
 }
 
 impl LateCancels {
-    pub fn new() -> LateCancels {
-        LateCancels { sent: RefCell::default(), no_body: Slice::empty() }
-    }
-
     pub fn remember(&self, connection: ConnectionId, request_id: u64, deliveries: &[Delivery]) {
         self.forget_old();
         if deliveries.is_empty() {
             return;
         }
-        let bodiless = |delivery: &Delivery| Delivery { body: self.no_body.clone(), key_bytes: 0, ..delivery.clone() };
-        let leases = deliveries.iter().map(bodiless).collect();
+        let lease = |delivery: &Delivery| Lease {
+            incarnation: delivery.incarnation,
+            partition: delivery.partition,
+            offset: delivery.offset,
+            nonce: delivery.nonce,
+        };
+        let leases = deliveries.iter().map(lease).collect();
         let until = rt::now() + REMEMBERED_FOR;
         self.sent.borrow_mut().push_back(Sent { until, connection, request_id, leases });
     }
 
-    /// What this request's reply carried, if it is still remembered.
-    pub fn take(&self, connection: ConnectionId, request_id: u64) -> Vec<Delivery> {
+    /// What this request's reply carried, if it is still remembered: as settles that give it back.
+    pub fn take(&self, connection: ConnectionId, request_id: u64) -> Vec<(Incarnation, Settle)> {
         self.forget_old();
         let mut sent = self.sent.borrow_mut();
         let at = sent.iter().position(|sent| sent.connection == connection && sent.request_id == request_id);
-        at.and_then(|at| sent.remove(at)).map_or_else(Vec::new, |sent| sent.leases)
+        let leases = at.and_then(|at| sent.remove(at)).map_or_else(Vec::new, |sent| sent.leases);
+        let release = |lease: Lease| {
+            let Lease { incarnation, partition, offset, nonce } = lease;
+            (incarnation, Settle { partition, offset, nonce, mode: SettleMode::Release })
+        };
+        leases.into_iter().map(release).collect()
     }
 
     /// What left on a connection that has ended may have arrived: its leases end by themselves.

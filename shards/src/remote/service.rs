@@ -46,7 +46,7 @@ impl RemoteService {
     /// `hello` says who this node is at the moment; what the shard answers and grants is added here.
     pub fn new(shard: Shard, hello: Box<dyn Fn() -> Hello>) -> RemoteService {
         let consumer = Consumer::new(shard.queues().clone());
-        let (permits, sent) = (Permits::new(HANDLERS_MAX), LateCancels::new());
+        let (permits, sent) = (Permits::new(HANDLERS_MAX), LateCancels::default());
         RemoteService { inner: Rc::new(Inner { shard, consumer, hello, permits, sent }) }
     }
 }
@@ -80,7 +80,7 @@ impl Service for RemoteService {
     }
 
     fn cancelled_late(&self, connection: ConnectionId, request_id: u64) {
-        self.inner.consumer.release(self.inner.sent.take(connection, request_id));
+        self.inner.consumer.settle_unheard(self.inner.sent.take(connection, request_id));
     }
 
     fn lost(&self, connection: ConnectionId) {
@@ -222,6 +222,10 @@ impl Inner {
 
     async fn commit(&self, batch: CommitBatch) -> (ShardId, Reply) {
         let here = self.shard.id();
+        if self.shard.is_quiesced() {
+            let text = "the owner is stopping".to_owned();
+            return (here, Reply::Commit(Err(CommitError::Failed(text))));
+        }
         let known = self.shard.snapshot().topic_of(batch.destination.incarnation).is_some();
         let serving = match self.place(batch.destination) {
             Place::Sibling(shard) => shard,

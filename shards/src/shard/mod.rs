@@ -215,6 +215,11 @@ impl Shard {
         self.inner.draining.set(true);
     }
 
+    /// Whether the first half of a graceful stop is over: logs are about to be closed.
+    pub(crate) fn is_quiesced(&self) -> bool {
+        self.inner.quiesced.get()
+    }
+
     /// Gathers the shard's figures.
     pub async fn metrics(&self) -> ShardMetrics {
         self.inner.metrics().await
@@ -408,6 +413,10 @@ impl Environment for DispatchSide {
 
     fn alive(&self, node: NodeId) -> bool {
         self.shard().peers.borrow().is_alive(node)
+    }
+
+    fn boot_id(&self, node: NodeId) -> u64 {
+        self.shard().peers.borrow().peers.get(&node).map_or(0, |peer| peer.boot_id)
     }
 }
 

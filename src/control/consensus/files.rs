@@ -36,6 +36,17 @@ pub struct Opened {
     pub files: Files,
 }
 
+/// Has this directory taken part in consensus?
+pub fn exists(directory: &Path) -> bool {
+    directory.join(FILE_NAME).exists()
+}
+
+/// Every file that a first start may make.
+pub fn all(directory: &Path) -> [PathBuf; 2] {
+    let log = directory.join(FILE_NAME);
+    [image::unfinished(&log), log]
+}
+
 /// Takes the restart decision for `directory` and opens what is left. `drawn`: a random number, for a new raft id.
 /// `Err` is one line with cause and remedy; nothing was touched then but leftovers of a start that died.
 pub fn open(directory: &Path, mode: &Mode, restored: bool, drawn: u64) -> Result<Opened, String> {
@@ -133,7 +144,7 @@ fn look(directory: &Path, log: Option<&(LogFile, Stored)>, opened: Option<&(Stor
         log.is_some_and(|(_, stored)| state.as_ref().is_none_or(|state| state.applied_index < stored.start.index));
     Ok(Found {
         log: log.map(|(_, stored)| FoundLog { start_index: stored.start.index, last_index: stored.last() }),
-        received: image(image::received(directory)).filter(|_| needs_image),
+        received: needs_image.then(|| image(image::received(directory))).flatten(),
         made: needs_image.then(|| image(image::made(directory))).flatten(),
         state,
     })

@@ -216,6 +216,11 @@ impl Consensus {
         Some((leader, self.address_of(leader, &status.configuration)))
     }
 
+    /// When a leader was last heard; `None` before the first time.
+    pub fn last_contact(&self) -> Option<Instant> {
+        self.contact.get()
+    }
+
     /// A leader is in view: this node, or one that was heard within [`CONTACT_FRESH`] (K34).
     pub fn sees_leader(&self) -> bool {
         let status = self.status.borrow();

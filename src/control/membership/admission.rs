@@ -10,8 +10,6 @@ use crate::control::{Command, Server, State, View};
 
 /// A younger leader may not have seen its first failed heartbeat yet: it gives no vote and takes none away.
 pub const LEADER_AGE: Duration = Duration::from_secs(12);
-/// A failed heartbeat counts that long, unless a later one succeeds.
-pub const FAILURE_MEMORY: Duration = Duration::from_secs(12);
 /// Bytes of a `host:port`.
 const ADDRESS_BYTES_MAX: usize = 261;
 

@@ -22,7 +22,7 @@ use narad_shards::wire::{operation, status, Incoming, Outgoing};
 
 use super::{wire, Applier, Command, Consensus, Log, Outcome, Refusal, Registration, View};
 use admission::Step;
-pub use admission::{Answer, Join, FAILURE_MEMORY};
+pub use admission::{Answer, Join};
 pub use join::{start, Start, PROBE_ROUNDS};
 use join::{Attempt, JoinTargets, Next};
 
@@ -285,19 +285,6 @@ impl Membership {
         }
     }
 
-    /// Asks each of `peers` (id to `host:port`) whether it is in a cluster; what did not answer is `None` (K29).
-    pub async fn probe(&self, peers: &BTreeMap<String, String>) -> BTreeMap<String, Option<u16>> {
-        let join = self.join(0, true);
-        let asked = peers.iter().map(|(node, address)| {
-            let join = &join;
-            Box::pin(async move {
-                let answer = rt::timeout(JOIN_BUDGET, self.ask(address, join)).await.ok().flatten();
-                (node.clone(), answer.map(|answer| answer.status))
-            })
-        });
-        rt::all(asked.collect()).await.into_iter().collect()
-    }
-
     /// Answers a frame of another control endpoint; `None` when the operation is not membership's.
     pub async fn serve(&self, request: &Incoming) -> Option<Outgoing> {
         let operation = request.header.operation;
@@ -408,4 +395,37 @@ impl Membership {
 
 fn refusal(status: u16, word: &str, reason: &str) -> Answer {
     Answer { status, word: word.to_owned(), reason: reason.to_owned(), ..Answer::default() }
+}
+
+/// Asks each of `peers` (id to `host:port`) whether it is in a cluster; what did not answer is `None` (K29).
+pub async fn probe(
+    transport: &dyn Transport,
+    resolve: &Resolve,
+    join: &Join,
+    peers: &BTreeMap<String, String>,
+) -> BTreeMap<String, Option<u16>> {
+    let asked = peers.iter().map(|(node, address)| {
+        Box::pin(async move {
+            let asked = async {
+                let address = resolve(address).await?;
+                let reply = transport.call(address, wire::join_request(join, JOIN_BUDGET)).await.ok()?;
+                Some(wire::read_answer(&reply).status)
+            };
+            (node.clone(), rt::timeout(JOIN_BUDGET, Box::pin(asked)).await.ok().flatten())
+        })
+    });
+    rt::all(asked.collect()).await.into_iter().collect()
+}
+
+/// What a node answers that has never been in a cluster and does not take part in one yet (K29).
+pub fn answer_unconfigured(request: &Incoming) -> Option<Outgoing> {
+    let operation = request.header.operation;
+    let why = "this node is in no cluster";
+    match operation {
+        operation::JOIN_CLUSTER => {
+            Some(wire::answer(operation, &refusal(status::PRECONDITION_FAILED, "unconfigured", why)))
+        }
+        operation::CONSENSUS => None,
+        _ => Some(wire::answer(operation, &refusal(status::UNAVAILABLE, "unavailable", why))),
+    }
 }

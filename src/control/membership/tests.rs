@@ -53,7 +53,8 @@ fn k31_k32_k33_a_join_is_answered_by_table() {
     let add = |node: &str, raft_id: u64| Step::AddLearner(Server { raft_id, ..server(node, false) });
     let moved = Server { address: Arc::from("elsewhere:1"), ..server("b", true) };
     // (who asks, whose word, state, status, word, steps)
-    let cases: Vec<(Join, View, &State, u16, &str, Vec<Step>)> = vec![
+    type Case<'a> = (Join, View, &'a State, u16, &'a str, Vec<Step>);
+    let cases: Vec<Case> = vec![
         (Join { node: String::new(), ..asks("x") }, view.clone(), &members, 400, "bad_request", vec![]),
         (at(asks("x"), "x:0"), view.clone(), &members, 400, "bad_request", vec![]),
         (disk(asks("x"), 0), view.clone(), &members, 400, "bad_request", vec![]),
@@ -320,15 +321,19 @@ fn address(node: &str) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], u16::from(node.as_bytes()[0])))
 }
 
+fn resolve() -> Resolve {
+    Rc::new(|text| {
+        let found = address(text);
+        Box::pin(async move { Some(found) })
+    })
+}
+
 fn membership(net: &Rc<Net>, me: &str, peers: &[&str], node: &Node) -> Rc<Membership> {
     let settings = Settings {
         me: told(me),
         peers: peers.iter().map(|peer| format!("{peer}:7943")).collect(),
         empty_directory: true,
-        resolve: Rc::new(|text| {
-            let found = address(text);
-            Box::pin(async move { Some(found) })
-        }),
+        resolve: resolve(),
     };
     let made = Membership::new(settings, node.log.clone(), node.applier.clone(), node.consensus.clone(), net.clone());
     net.endpoints.borrow_mut().insert(address(me), made.clone());
@@ -421,9 +426,10 @@ fn k29_a_probe_admits_nobody_and_k33_a_return_on_an_empty_disk_is_new() {
         let leader = node("a", state, led(&["a"], &[]));
         let admitting = membership(&net, "a", &[], &leader);
         let fresh = node("n", State::default(), View::default());
-        let probing = membership(&net, "n", &["a"], &fresh);
+        let _asked = membership(&net, "n", &["a"], &fresh);
         let peers = [("a", "a:1"), ("m", "m:1"), ("n", "n:1")].map(|(id, address)| (id.to_owned(), address.to_owned()));
-        let answers = probing.probe(&peers.into()).await;
+        let join = Join { raft_id: 0, probe: true, ..asks("n") };
+        let answers = probe(&*net, &resolve(), &join, &peers.into()).await;
         let expected = [("a", Some(200)), ("m", None), ("n", Some(412))].map(|(id, status)| (id.to_owned(), status));
         assert_eq!(answers, BTreeMap::from(expected));
         assert_eq!(leader.consensus.view().servers.len(), 1);

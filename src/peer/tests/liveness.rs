@@ -64,6 +64,22 @@ fn k38_a_silent_peer_is_found_by_a_ping_and_a_slow_one_is_not() {
 }
 
 #[test]
+fn k38_a_silent_peer_is_found_by_one_way_messages_alone() {
+    run(|handle| async move {
+        let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));
+        let (a, b) = (start(&handle, &one, secret(SECRET)), start(&handle, &other, secret(SECRET)));
+        let cut = Rc::new(Cell::new(false));
+        let is_cut = cut.clone();
+        let through = proxy(&handle, b.local_addr(), move || !is_cut.get());
+        ask(&a, through).await.expect("it is answered");
+        cut.set(true);
+        a.send(through, question(ECHO, Lane::Consensus, b"a heartbeat", 0));
+        until(|| a.connection_to(through).is_none()).await;
+        assert_eq!(a.metrics().silent, 1);
+    });
+}
+
+#[test]
 fn what_a_path_loses_is_sent_again() {
     run(|handle| async move {
         let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));

@@ -98,6 +98,7 @@ pub struct Core {
     snapshot: Arc<Snapshot>,
     nodes: BTreeSet<NodeId>,
     dead: BTreeSet<NodeId>,
+    boots: BTreeMap<NodeId, u64>,
     /// Moving average of commit latencies in nanoseconds, by owner (E19, E44).
     latency: BTreeMap<Address, u64>,
 
@@ -155,6 +156,7 @@ impl Core {
             nodes: remote_nodes(&snapshot),
             snapshot,
             dead: BTreeSet::new(),
+            boots: BTreeMap::new(),
             latency: BTreeMap::new(),
             durable_next: checkpoint,
             checkpoint_stored: checkpoint,
@@ -227,6 +229,7 @@ impl Core {
         self.epoch += 1;
         let nodes = &self.nodes;
         self.latency.retain(|address, _| address.node == NodeId::LOCAL || nodes.contains(&address.node));
+        self.boots.retain(|node, _| nodes.contains(node));
         for id in self.lanes.ids() {
             self.look_up(id);
             if self.lanes[id].skipped > 0 {
@@ -251,6 +254,13 @@ impl Core {
             if self.lanes[id].address.is_some_and(|address| address.node == node) {
                 self.owner_changed(id, alive);
             }
+        }
+    }
+
+    /// The process that a node runs as: what was measured of another one is void (E43).
+    pub fn boot(&mut self, node: NodeId, boot_id: u64) {
+        if self.boots.insert(node, boot_id).is_some_and(|before| before != boot_id) {
+            self.latency.retain(|address, _| address.node != node);
         }
     }
 

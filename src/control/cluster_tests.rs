@@ -1,0 +1,276 @@
+//! The whole control plane of small clusters in the simulator: the raft library on files, controller and membership,
+//! over a network that can lose a node.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use narad_shards::api::NewTopic;
+use narad_shards::io::AlignedBuf;
+use narad_shards::meta::{Address, NodeId, Snapshot};
+use narad_shards::peer::LocalBoxFuture;
+use narad_shards::remote::{CallError, ConnectionId, Hello, Transport};
+use narad_shards::rt::{self, sim, Queue};
+use narad_shards::wire::{operation, Incoming, Kind, Outgoing};
+
+use super::consensus::restart::Mode;
+use super::consensus::{self, configuration};
+use super::tests::Directory;
+use super::*;
+
+fn address(node: &str) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 7000 + u16::from(node.as_bytes()[0])))
+}
+
+fn voter(node: &str) -> configuration::Server {
+    configuration::Server { name: node.to_owned(), address: address(node).to_string(), voter: true }
+}
+
+struct Node {
+    consensus: Rc<consensus::Consensus>,
+    membership: Rc<Membership>,
+    controller: Rc<Controller>,
+    applier: Rc<Applier>,
+    control: Control,
+    _files: Directory,
+}
+
+#[derive(Default)]
+struct Net {
+    nodes: RefCell<BTreeMap<SocketAddr, Rc<Node>>>,
+    /// Neither heard nor hearing.
+    lost: RefCell<Vec<SocketAddr>>,
+}
+
+struct Link {
+    net: Rc<Net>,
+    from: SocketAddr,
+}
+
+fn arrive(frame: &Outgoing, kind: Kind) -> Incoming {
+    let header = frame.header(kind, 1).expect("within the limit");
+    let mut body = AlignedBuf::zeroed(header.body_bytes());
+    body.truncate(header.body_bytes());
+    let mut at = 0;
+    for piece in std::iter::once(&frame.archive).chain(&frame.payload) {
+        body[at..at + piece.len()].copy_from_slice(piece);
+        at += piece.len();
+    }
+    Incoming::new(header, body)
+}
+
+impl Link {
+    fn target(&self, to: SocketAddr) -> Option<Rc<Node>> {
+        let lost = self.net.lost.borrow();
+        let reachable = !lost.contains(&to) && !lost.contains(&self.from);
+        self.net.nodes.borrow().get(&to).filter(|_| reachable).cloned()
+    }
+}
+
+async fn handle(target: &Node, frame: &Incoming) -> Option<Outgoing> {
+    match frame.header.operation {
+        operation::JOIN_CLUSTER | operation::FORGET_SERVER => target.membership.serve(frame).await,
+        _ => target.consensus.handle(frame).await,
+    }
+}
+
+impl Transport for Link {
+    fn call(&self, to: SocketAddr, request: Outgoing) -> LocalBoxFuture<'static, Result<Incoming, CallError>> {
+        let target = self.target(to);
+        Box::pin(async move {
+            rt::sleep(Duration::from_millis(1)).await;
+            let Some(target) = target else { return Err(CallError::NotSent("unreachable".into())) };
+            let reply = rt::timeout(request.budget, handle(&target, &arrive(&request, Kind::Request))).await;
+            match reply.ok().flatten() {
+                Some(reply) => Ok(arrive(&reply, Kind::Reply)),
+                None => Err(CallError::Unknown("no reply".into())),
+            }
+        })
+    }
+
+    fn send(&self, to: SocketAddr, message: Outgoing) {
+        let Some(target) = self.target(to) else { return };
+        rt::spawn(Queue::Foreground, async move {
+            rt::sleep(Duration::from_millis(1)).await;
+            handle(&target, &arrive(&message, Kind::OneWay)).await;
+        });
+    }
+
+    fn hello_of(&self, _: SocketAddr) -> Option<Arc<Hello>> {
+        None
+    }
+
+    fn connection_to(&self, _: SocketAddr) -> Option<ConnectionId> {
+        None
+    }
+}
+
+struct NoShards;
+
+impl Install for NoShards {
+    fn install(&self, _: Arc<Snapshot>) -> LocalBoxFuture<'static, ()> {
+        Box::pin(async {})
+    }
+}
+
+fn start(net: &Rc<Net>, node: &str, mode: Mode, peers: &[&str]) -> Rc<Node> {
+    let files = Directory::new(&format!("cluster-{node}-{}", rt::random_u64()));
+    let opened = consensus::files::open(&files.0, &mode, false, rt::random_u64().max(1)).unwrap();
+    let me = Arc::new(Registration {
+        node: Arc::from(node),
+        raft_id: opened.stored.raft_id,
+        peer_address: Arc::from(address(node).to_string()),
+        client_address: Arc::from("127.0.0.1:7942"),
+        build: Arc::from("0.1.0"),
+        newest_command_type: Command::NEWEST_TYPE,
+    });
+    let metastore = Metastore::over(opened.store, opened.state, Placement::in_cluster(2, node));
+    let applier = Applier::start(metastore, Rc::new(NoShards));
+    let link: Rc<dyn Transport> = Rc::new(Link { net: net.clone(), from: address(node) });
+    let settings = consensus::Settings::new(address(node).to_string());
+    let disk = Rc::new(opened.files);
+    let consensus =
+        consensus::Consensus::start(settings, opened.stored, disk, applier.clone(), link.clone(), Arc::default())
+            .unwrap();
+    let log: Rc<dyn Log> = Rc::new(consensus.clone());
+    let servers: Rc<dyn Consensus> = Rc::new(consensus.clone());
+    let controller = Controller::new(log.clone(), applier.clone(), servers.clone(), me.clone());
+    let prepare = controller.clone();
+    consensus.prepare_with(Rc::new(move |command| prepare.prepare(command)));
+    let settings = Settings {
+        me,
+        peers: peers.iter().map(|peer| address(peer).to_string()).collect(),
+        empty_directory: true,
+        resolve: Rc::new(|text| {
+            let found = text.parse().ok();
+            Box::pin(async move { found })
+        }),
+    };
+    let membership = Membership::new(settings, log.clone(), applier.clone(), servers, link);
+    rt::spawn(Queue::Foreground, controller.clone().run());
+    rt::spawn(Queue::Foreground, membership.clone().run_heartbeats());
+    let current = consensus.clone();
+    rt::spawn(Queue::Foreground, membership.clone().run_join(move || current.caught_up()));
+    let (latched, trusted) = (consensus.clone(), applier.clone());
+    rt::spawn(Queue::Foreground, async move {
+        if latched.latch().await.is_ok() {
+            trusted.trust_ownership();
+        }
+    });
+    let control = Control::over(log, applier.clone()).with_controller(controller.clone());
+    let started = Rc::new(Node { consensus, membership, controller, applier, control, _files: files });
+    net.nodes.borrow_mut().insert(address(node), started.clone());
+    started
+}
+
+async fn create(node: &Node, name: &str, partitions: u32) -> Arc<TopicMeta> {
+    let new = NewTopic {
+        name: name.to_owned(),
+        partitions,
+        retention_ms: 0,
+        visibility_timeout_ms: 1,
+        max_in_flight_per_partition: 1,
+        max_acked_ahead_per_partition: 1,
+        owner: None,
+    };
+    match node.control.handle(MetaCommand::CreateTopic(new)).await {
+        MetaReply::Created(topic) => topic,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+fn owners(node: &Node, topic: &TopicMeta) -> Vec<u64> {
+    let state = node.applier.state();
+    state.assignments()[&topic.incarnation].values().map(|owner| owner.0).collect()
+}
+
+fn seconds(seconds: u64) -> rt::Sleep {
+    rt::sleep(Duration::from_secs(seconds))
+}
+
+#[test]
+fn three_nodes_form_place_judge_and_let_a_fourth_in() {
+    sim::run(11, async {
+        let net: Rc<Net> = Rc::default();
+        let voters: Vec<_> = ["a", "b", "c"].map(voter).into();
+        let bootstrap = |node: &str| Mode::Bootstrap { me: node.to_owned(), voters: voters.clone() };
+        let nodes: Vec<_> = [("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"])]
+            .map(|(node, peers)| start(&net, node, bootstrap(node), &peers))
+            .into();
+        // On any node, and at once: it waits until the cluster has its leader, its id and its members.
+        let first = create(&nodes[1], "t", 6).await;
+        assert!(nodes[1].control.snapshot().topic("t").is_some(), "k10: read on the same node");
+        seconds(3).await;
+        assert_eq!(owners(&nodes[1], &first).len(), 6);
+        let state = nodes[0].applier.state().clone();
+        assert_ne!(state.cluster_id(), 0);
+        assert_eq!(state.members().len(), 3);
+        let second = create(&nodes[2], "u", 6).await;
+        let mut spread = owners(&nodes[2], &second);
+        spread.sort_unstable();
+        assert_eq!(spread, [1, 1, 2, 2, 3, 3]);
+        seconds(1).await;
+        // Every node sees its own third, and where the rest is.
+        for (node, name) in nodes.iter().zip(["a", "b", "c"]) {
+            let number = node.applier.state().members()[name].number;
+            let snapshot = node.control.snapshot();
+            for (at, owner) in snapshot.placement[&second.incarnation].iter().zip(owners(node, &second)) {
+                match NodeId(owner) == number {
+                    true => assert_eq!(at.node, NodeId::LOCAL),
+                    false => assert_eq!(*at, Address::remote(NodeId(owner))),
+                }
+            }
+        }
+        // Two leave nothing that decides, and nobody is marked dead (K27); one leaves two, and is (K24, K25).
+        let leader = nodes.iter().position(|node| node.consensus.leads()).expect("a leader");
+        let lost = ["a", "b", "c"][(leader + 1) % 3];
+        net.lost.borrow_mut().push(address(lost));
+        seconds(45).await;
+        let alive = |node: &Node, name: &str| node.applier.state().members()[name].alive;
+        assert!(!alive(&nodes[leader], lost));
+        assert_eq!(nodes[leader].consensus.view().failing.len(), 1);
+        assert_eq!(owners(&nodes[leader], &second), owners(&nodes[(leader + 2) % 3], &second));
+        let third = create(&nodes[leader], "v", 4).await;
+        let number = nodes[leader].applier.state().members()[lost].number.0;
+        assert!(!owners(&nodes[leader], &third).contains(&number));
+        net.lost.borrow_mut().clear();
+        seconds(10).await;
+        assert!(alive(&nodes[leader], lost), "its next heartbeat");
+        assert!(nodes.iter().all(|node| !node.controller.breaker_open()));
+
+        // A newcomer that knows one follower only: learner, then member, then voter.
+        let joiner = start(&net, "d", Mode::Join, &[lost]);
+        seconds(1).await;
+        let voter = |node: &Node| node.consensus.view().server_named("d").map(|server| server.voter);
+        assert_eq!(voter(&nodes[leader]), Some(false));
+        seconds(20).await;
+        assert_eq!(voter(&nodes[leader]), Some(true));
+        assert!(joiner.consensus.is_latched());
+        assert_eq!(joiner.applier.state().topics().len(), 3);
+        assert_eq!(joiner.applier.state().members()["d"].number, NodeId(4));
+        let fourth = create(&joiner, "w", 4).await;
+        let mut spread = owners(&joiner, &fourth);
+        spread.sort_unstable();
+        assert_eq!(spread, [1, 2, 3, 4]);
+    });
+}
+
+#[test]
+fn e57_a_lone_node_founds_itself_and_serves_what_it_had() {
+    sim::run(12, async {
+        let net: Rc<Net> = Rc::default();
+        let node = start(&net, "a", Mode::Lone(voter("a")), &[]);
+        let topic = create(&node, "t", 3).await;
+        assert_eq!(owners(&node, &topic), [1, 1, 1]);
+        seconds(1).await;
+        let snapshot = node.control.snapshot();
+        assert!(snapshot.placement[&topic.incarnation].iter().all(|address| address.node == NodeId::LOCAL));
+        // An idle lone node writes nothing: no heartbeat, no pass that proposes.
+        let index = node.applier.applied_index();
+        seconds(120).await;
+        assert_eq!(node.applier.applied_index(), index);
+    });
+}

@@ -1,0 +1,170 @@
+//! Whether a first start founds a cluster or waits to be let into one (K28, K29). Asked before anything is opened, by an
+//! endpoint of its own that also answers those who ask the same.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use narad_shards::peer::LocalBoxFuture;
+use narad_shards::remote::{ConnectionId, Hello, Service};
+use narad_shards::rt;
+use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
+use narad_shards::wire::{Incoming, Outgoing};
+
+use super::{PeerPlane, Refusal};
+use crate::config::Config;
+use crate::control::consensus::configuration::Server;
+use crate::control::consensus::restart::Mode;
+use crate::control::{self, Join, Start};
+use crate::peer::{PeerEndpoint, PeerSettings, TlsFiles};
+
+const ROUND: Duration = Duration::from_secs(1);
+
+/// How the consensus directory is opened. `has_consensus`: it has been in a cluster, or alone, before.
+pub fn mode(
+    config: &Config,
+    node_id: &str,
+    plane: Option<&PeerPlane>,
+    has_consensus: bool,
+    say: &mut dyn FnMut(String),
+) -> Result<Mode, Refusal> {
+    let cluster = &config.cluster;
+    let Some(plane) = plane else {
+        return Ok(Mode::Lone(Server { name: node_id.to_owned(), address: String::new(), voter: true }));
+    };
+    let listed = cluster
+        .peers
+        .iter()
+        .filter(|peer| cluster.initial_members.is_empty() || cluster.initial_members.contains(&peer.id));
+    let voters: Vec<Server> =
+        listed.map(|peer| Server { name: peer.id.clone(), address: peer.addr.to_string(), voter: true }).collect();
+    let found = Mode::Bootstrap { me: node_id.to_owned(), voters: voters.clone() };
+    if has_consensus {
+        // What is on the disk decides; the mode only says what a node that lost it may do.
+        return Ok(if cluster.may_bootstrap(node_id) { found } else { Mode::Join });
+    }
+    if !cluster.may_bootstrap(node_id) {
+        return Ok(Mode::Join);
+    }
+    if voters.len() == 1 {
+        return Ok(found);
+    }
+    say("first start: asking the other initial members whether there is a cluster already".to_owned());
+    let initial: Vec<String> = voters.iter().map(|voter| voter.name.clone()).collect();
+    match ask_around(config, node_id, plane, initial)? {
+        Start::Bootstrap => Ok(found),
+        _ => Ok(Mode::Join),
+    }
+}
+
+/// The settings of every endpoint of this node.
+pub fn peer_settings(config: &Config) -> PeerSettings {
+    let cluster = &config.cluster;
+    PeerSettings {
+        secret: cluster.secret.as_ref().map(|secret| Arc::from(secret.0.as_slice())),
+        tls: cluster.tls_files().map(|[certificate, key, authorities]| TlsFiles {
+            certificate: certificate.clone(),
+            key: key.clone(),
+            authorities: authorities.clone(),
+        }),
+        ..PeerSettings::default()
+    }
+}
+
+/// Looks a `host:port` up, off this thread when it is a name.
+pub async fn look_up(address: &str) -> Option<SocketAddr> {
+    if let Ok(address) = address.parse() {
+        return Some(address);
+    }
+    let name = address.to_owned();
+    rt::blocking(move || name.to_socket_addrs().ok().and_then(|mut found| found.next())).await
+}
+
+/// Answers other nodes that ask: this one has never been in a cluster.
+struct NeverConfigured {
+    node: String,
+}
+
+impl Service for NeverConfigured {
+    fn hello(&self) -> Hello {
+        Hello { node: self.node.clone(), build: env!("CARGO_PKG_VERSION").to_owned(), ..Hello::default() }
+    }
+
+    fn met(&self, _connection: ConnectionId, _from: &Hello, _address: SocketAddr) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn serve(&self, _connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
+        Box::pin(async move { control::answer_unconfigured(&request) })
+    }
+
+    fn cancelled_late(&self, _connection: ConnectionId, _request_id: u64) {}
+
+    fn lost(&self, _connection: ConnectionId) {}
+}
+
+fn ask_around(config: &Config, node_id: &str, plane: &PeerPlane, initial: Vec<String>) -> Result<Start, Refusal> {
+    let (settings, bind) = (config.clone(), plane.control_addr);
+    let join = Join {
+        node: node_id.to_owned(),
+        raft_id: 0,
+        peer_address: plane.advertised.clone(),
+        empty_directory: true,
+        newest_command_type: control::Command::NEWEST_TYPE,
+        probe: true,
+    };
+    let thread = std::thread::Builder::new().name("narad-founding".to_owned()).spawn(move || {
+        run_shard_thread(Options::new("founding"), move |handle| ask(handle, settings, bind, join, initial))
+    });
+    let failed = |error: String| Refusal::new(format!("the peers cannot be asked: {error}"), "see the log");
+    let ended = thread.map_err(|error| failed(error.to_string()))?.join();
+    match ended {
+        Ok(Ok(asked)) => asked.map_err(failed),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Err(panic) => Err(failed(rt::panic_text(&*panic))),
+    }
+}
+
+async fn ask(
+    handle: RingHandle,
+    config: Config,
+    bind: SocketAddr,
+    join: Join,
+    initial: Vec<String>,
+) -> Result<Start, String> {
+    let service = Rc::new(NeverConfigured { node: join.node.clone() });
+    let endpoint =
+        PeerEndpoint::start(&handle, bind, service, peer_settings(&config)).map_err(|error| error.to_string())?;
+    let others = config.cluster.peers.iter().filter(|peer| peer.id != join.node);
+    let peers: BTreeMap<String, String> = others.map(|peer| (peer.id.clone(), peer.addr.to_string())).collect();
+    let resolve: control::Resolve = Rc::new(|address| {
+        let address = address.to_owned();
+        Box::pin(async move { look_up(&address).await })
+    });
+    let mut rounds = 0;
+    let decided = loop {
+        let answers = control::probe(&*endpoint, &resolve, &join, &peers).await;
+        rounds += 1;
+        match control::start(&join.node, &initial, &answers, rounds) {
+            Start::AskAgain if rounds % 10 == 0 => {
+                let silent: Vec<&str> =
+                    answers.iter().filter(|(_, a)| a.is_none()).map(|(id, _)| id.as_str()).collect();
+                tracing::warn!(
+                    silent = silent.join(","),
+                    "a majority of the initial members must be up to found the cluster; still asking"
+                );
+            }
+            Start::AskAgain => {}
+            decided => break decided,
+        }
+        rt::sleep(ROUND).await;
+    };
+    // Those who are still asking get one more answer from here; then the node's own endpoint takes the port.
+    if decided == Start::Bootstrap {
+        rt::sleep(ROUND / 2).await;
+    }
+    endpoint.stop().await;
+    Ok(decided)
+}
