@@ -228,6 +228,11 @@ fn s46_s57_a_damaged_partition_log_is_mended_or_refused_alone() {
 }
 
 #[test]
+fn s27_s56_a_killed_log_that_somebody_removed_emptied_or_cut_is_said_aloud() {
+    run("damage-killed-log", true, &[("topics/t/p00000/*", &[Delete, Empty, Half])]);
+}
+
+#[test]
 fn e6_e8_a_damaged_wal_refuses_the_start_and_a_damaged_checkpoint_counts_as_none() {
     run(
         "damage-wal",

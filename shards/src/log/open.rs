@@ -273,9 +273,11 @@ impl PartitionLog {
         }
         if !listing.marked && self.inner.state.borrow().active.is_some() {
             // Made by a release that made no marks, or by a process that died before it did.
-            let made = stored::mark(&self.inner.disk, &self.inner.dir).await;
-            made.map_err(|e| failed("make", &stored::path(&self.inner.dir), &e))?;
-            self.inner.state.borrow_mut().marked = true;
+            match stored::mark(&self.inner.disk, &self.inner.dir).await {
+                Ok(()) => self.inner.state.borrow_mut().marked = true,
+                Err(error) => tracing::warn!(path = %stored::path(&self.inner.dir).display(), %error,
+                    "partition log: could not be marked as in use; its loss while the broker is down would not be noticed"),
+            }
         }
         self.date_oldest().await;
         Ok(())
@@ -373,7 +375,8 @@ impl PartitionLog {
             return Err(lost(&self.inner.dir, &proof, &what));
         }
         let length = listing.segments.last().map_or(end, |(_, bytes)| *bytes);
-        let short = self.cut_short(length, end, &verdict, sealed.is_empty() && listing.marked);
+        // A boundary says exactly what is missing.
+        let short = known_synced == 0 && self.cut_short(length, end, &verdict, sealed.is_empty() && listing.marked);
         let tail_at = verdict.data_end / BLOCK * BLOCK;
         let tail: Rc<[u8]> = if verdict.data_end == tail_at {
             Rc::from([])
@@ -432,8 +435,7 @@ impl PartitionLog {
     /// ahead of the data, the first one together with the header.
     fn cut_short(&self, length: u64, end: u64, verdict: &Verdict, first_step_durable: bool) -> bool {
         let whole_steps = length.is_multiple_of(FIRST_STEP_BYTES) || length == self.inner.options.segment_bytes;
-        // A boundary that lies above the tail says it already, and exactly.
-        if whole_steps || verdict.lost_tail.is_some() {
+        if whole_steps {
             return false;
         }
         let used = verdict.cut.map_or(verdict.data_end, |(_, until)| until.max(verdict.data_end));
