@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::stored;
 use crate::io::{Caching, Disk, Entry, Open, Slice};
 use crate::meta::Incarnation;
 use crate::peer::LocalBoxFuture;
@@ -84,7 +85,7 @@ pub struct TopicEntry {
     pub kind: TopicKind,
     /// The id is proven by the marker's checksum ([`Mark::checked`]).
     pub checked: bool,
-    /// Partition directories, ascending.
+    /// Partitions that have a directory, or had one by their mark, ascending.
     pub partitions: Vec<u32>,
     /// Partition copies that were set aside, with their size: counted, never touched (S12).
     pub quarantined: Vec<(String, u64)>,
@@ -194,9 +195,6 @@ impl TopicDirectories {
             Marker::Absent => self.stamp(topic, live).await,
             Marker::Different(Mark { id: old, checked }) if !checked && !retire.was_live(old) => {
                 let dir = self.topic_dir(topic)?;
-                tracing::error!(topic, dir = %dir.display(), found = %old, %live,
-                    "the topic's directory states another incarnation, without a checksum that proves it; it is neither \
-                     served nor changed");
                 Err(DirectoryError::InDoubt(format!(
                     "{} states incarnation {old}, the live one of topic {topic} is {live}, and no checksum tells whether \
                      the file is damaged. If the records are this topic's, write {live} into the file; if not, move the \
@@ -274,13 +272,14 @@ impl TopicDirectories {
     async fn take_stock(&self, entry: &mut TopicEntry) -> Result<(), DirectoryError> {
         for inner in self.list(&entry.path).await?.unwrap_or_default() {
             let name = inner.name.to_string_lossy().into_owned();
-            if let Some(partition) = parse_partition_name(&name) {
+            if let Some(partition) = parse_partition_name(name.strip_suffix(stored::SUFFIX).unwrap_or(&name)) {
                 entry.partitions.push(partition);
             } else if name.contains(".quarantine") {
                 let files = self.list(&entry.path.join(&inner.name)).await?.unwrap_or_default();
                 entry.quarantined.push((name, files.iter().map(|file| file.bytes).sum()));
             }
         }
+        entry.partitions.dedup();
         Ok(())
     }
 

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use crate::io::{Caching, Disk, Open};
 
-const SUFFIX: &str = "stored";
+/// What it has behind the name of the directory.
+pub(super) const SUFFIX: &str = ".stored";
 
 /// `topics/<topic>/p<NNNNN>.stored` for the partition directory `topics/<topic>/p<NNNNN>`.
 pub(super) fn path(dir: &Path) -> PathBuf {
-    dir.with_extension(SUFFIX)
+    dir.with_extension(&SUFFIX[1..])
 }
 
 pub(super) async fn is_marked(disk: &Disk, dir: &Path) -> io::Result<bool> {

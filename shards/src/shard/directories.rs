@@ -191,8 +191,14 @@ impl Inner {
                     }
                     TopicKind::Stale(incarnation) => (incarnation, false),
                     TopicKind::Unmarked => {
-                        tracing::warn!(topic = %entry.topic, dir = %entry.path.display(),
-                            "a topic directory without a readable incarnation mark was left in place");
+                        let live = inner.snapshot.borrow().topic(&entry.topic).map(|topic| topic.incarnation);
+                        match live {
+                            Some(live) => tracing::error!(topic = %entry.topic, dir = %entry.path.display(), %live,
+                                "the directory of a topic has no readable incarnation mark; it is neither served nor \
+                                 changed. If its records are this topic's, write the live incarnation into its marker"),
+                            None => tracing::warn!(topic = %entry.topic, dir = %entry.path.display(),
+                                "a topic directory without a readable incarnation mark was left in place"),
+                        }
                         found.orphans += 1;
                         continue;
                     }
