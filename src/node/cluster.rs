@@ -32,6 +32,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const DIAL_AGAIN: Duration = Duration::from_secs(1);
 /// A name that was looked up is good for that long.
 const NAME_GOOD: Duration = Duration::from_secs(30);
+/// What the control thread's endpoint and membership count is put where a scrape finds it.
+const TELL: Duration = Duration::from_secs(1);
 const SILENT_AFTER: Duration = consensus::CONTACT_FRESH;
 
 /// What the control thread starts with.
@@ -109,6 +111,9 @@ pub fn start(
             transport.clone(),
         );
         let _ = door.parts.set(Parts { consensus: consensus.clone(), membership: membership.clone() });
+        if let Some(endpoint) = &endpoint {
+            rt::spawn(Queue::Background, tell(common.clone(), endpoint.clone(), membership.clone(), controller.clone()));
+        }
         let caught_up = consensus.clone();
         rt::spawn(Queue::Foreground, controller.clone().run());
         rt::spawn(Queue::Foreground, membership.clone().run_heartbeats());
@@ -362,6 +367,24 @@ impl Book {
             let call = self.transport.call(address, control::ask_status(DIAL_AGAIN));
             rt::spawn(Queue::Foreground, call); // only its connection is of interest
         }
+    }
+}
+
+/// What a scrape shows is at most [`TELL`] old: it must answer while this thread is stuck.
+async fn tell(
+    common: Arc<Common>,
+    endpoint: Rc<PeerEndpoint>,
+    membership: Rc<Membership>,
+    controller: Rc<Controller>,
+) {
+    let figures = &common.state.figures;
+    loop {
+        figures.note_peers("control", endpoint.metrics());
+        let (failures, success_ms) = membership.heartbeats();
+        figures.consensus.heartbeat_failures.store(failures, Relaxed);
+        figures.consensus.heartbeat_success_ms.store(success_ms, Relaxed);
+        figures.consensus.dead_marking_refused.store(controller.breaker_open(), Relaxed);
+        rt::sleep(TELL).await;
     }
 }
 

@@ -55,6 +55,8 @@ struct Slot {
     shard: OnceCell<Shard>,
     opened: Notify,
     serving: RefCell<Option<Rc<Serving<ShardBroker>>>>,
+    /// Of a shard in a cluster: its endpoint of the peer plane, and what it asks other nodes with.
+    peers: OnceCell<(Rc<PeerEndpoint>, RemoteCarrier)>,
     /// The shutdown was answered.
     finished: Notify,
 }
@@ -70,7 +72,7 @@ impl Slot {
         }
     }
 
-    async fn answer(&self, handle: &RingHandle, request: Request) -> Reply {
+    async fn answer(&self, common: &Common, handle: &RingHandle, request: Request) -> Reply {
         let shard = self.shard().await;
         match request {
             Request::BeginDrain { within } => {
@@ -92,6 +94,10 @@ impl Slot {
                 let mut metrics = shard.metrics().await;
                 metrics.runtime = handle.metrics();
                 metrics.enter_us = Some(handle.submit_micros());
+                if let Some((endpoint, carrier)) = self.peers.get() {
+                    metrics.calls = carrier.metrics();
+                    common.state.figures.note_peers(metrics.shard, endpoint.metrics());
+                }
                 Reply::Metrics(Box::new(metrics))
             }
             Request::Vitals => Reply::Vitals(Box::new(shard.vitals(handle.metrics()))),
@@ -116,10 +122,10 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     let disk = handle.disk(&common.data_root, common.direct).map_err(|error| error.to_string())?;
     let slot: Rc<Slot> = Rc::default();
     let handler: Handler = {
-        let (slot, handle) = (slot.clone(), handle.clone());
+        let (common, slot, handle) = (common.clone(), slot.clone(), handle.clone());
         Rc::new(move |_from, request| {
-            let (slot, handle) = (slot.clone(), handle.clone());
-            Box::pin(async move { slot.answer(&handle, request).await })
+            let (common, slot, handle) = (common.clone(), slot.clone(), handle.clone());
+            Box::pin(async move { slot.answer(&common, &handle, request).await })
         })
     };
     let links: Rc<dyn Carrier> = endpoint.attach(handler);
@@ -134,7 +140,11 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     };
     let carrier: Rc<dyn Carrier> = match &peers {
         None => links.clone(),
-        Some(peers) => Rc::new(RemoteCarrier::new(links.clone(), peers.clone())),
+        Some(peers) => {
+            let carrier = RemoteCarrier::new(links.clone(), peers.clone());
+            let _ = slot.peers.set((peers.clone(), carrier.clone()));
+            Rc::new(carrier)
+        }
     };
     let options = ShardOptions {
         id,
