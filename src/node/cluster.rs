@@ -17,6 +17,7 @@ use narad_shards::rt::{self, Instant, Queue};
 use narad_shards::wire::{operation, Incoming, Outgoing};
 
 use super::founding::{look_up, peer_settings};
+use super::peer_watch;
 use super::run::Common;
 use crate::control::consensus::disk::Stored;
 use crate::control::consensus::files::Files;
@@ -32,8 +33,6 @@ const LOOK: Duration = Duration::from_millis(100);
 const DIAL_AGAIN: Duration = Duration::from_secs(1);
 /// A name that was looked up is good for that long.
 const NAME_GOOD: Duration = Duration::from_secs(30);
-/// What the control thread's endpoint and membership count is put where a scrape finds it.
-const TELL: Duration = Duration::from_secs(1);
 const SILENT_AFTER: Duration = consensus::CONTACT_FRESH;
 
 /// What the control thread starts with.
@@ -112,7 +111,13 @@ pub fn start(
         );
         let _ = door.parts.set(Parts { consensus: consensus.clone(), membership: membership.clone() });
         if let Some(endpoint) = &endpoint {
-            rt::spawn(Queue::Background, tell(common.clone(), endpoint.clone(), membership.clone(), controller.clone()));
+            let watched = peer_watch::Watched {
+                common: common.clone(),
+                endpoint: endpoint.clone(),
+                membership: membership.clone(),
+                controller: controller.clone(),
+            };
+            rt::spawn(Queue::Background, watched.run());
         }
         let caught_up = consensus.clone();
         rt::spawn(Queue::Foreground, controller.clone().run());
@@ -367,24 +372,6 @@ impl Book {
             let call = self.transport.call(address, control::ask_status(DIAL_AGAIN));
             rt::spawn(Queue::Foreground, call); // only its connection is of interest
         }
-    }
-}
-
-/// What a scrape shows is at most [`TELL`] old: it must answer while this thread is stuck.
-async fn tell(
-    common: Arc<Common>,
-    endpoint: Rc<PeerEndpoint>,
-    membership: Rc<Membership>,
-    controller: Rc<Controller>,
-) {
-    let figures = &common.state.figures;
-    loop {
-        figures.note_peers("control", endpoint.metrics());
-        let (failures, success_ms) = membership.heartbeats();
-        figures.consensus.heartbeat_failures.store(failures, Relaxed);
-        figures.consensus.heartbeat_success_ms.store(success_ms, Relaxed);
-        figures.consensus.dead_marking_refused.store(controller.breaker_open(), Relaxed);
-        rt::sleep(TELL).await;
     }
 }
 

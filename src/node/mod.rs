@@ -17,6 +17,7 @@ mod lock;
 mod machine;
 mod notify;
 mod peer_plane;
+mod peer_watch;
 mod placement;
 mod ports;
 mod run;
@@ -268,6 +269,7 @@ impl Prepared {
             security,
             "narad serve starting"
         );
+        peer_plane::log_transport(&self.config, self.peer_plane.as_ref());
         for warning in &self.warnings {
             tracing::warn!("{warning}");
         }

@@ -137,7 +137,9 @@ fn render_peers(page: &mut Exposition, peers: &[(String, PeerMetrics)]) {
     family("narad_peer_sent_bytes_total", "Bytes of datagrams that left.", |peer| peer.bytes_sent);
     family("narad_peer_datagrams_received_total", "Datagrams that came.", |peer| peer.datagrams_received);
     family("narad_peer_datagrams_sent_total", "Datagrams that left.", |peer| peer.datagrams_sent);
-    family("narad_peer_packets_lost_total", "Packets that were taken for lost and sent again.", |peer| peer.packets_lost);
+    family("narad_peer_packets_lost_total", "Packets that were taken for lost and sent again.", |peer| {
+        peer.packets_lost
+    });
     family("narad_peer_receive_errors_total", "Times that the socket would not receive.", |peer| peer.receive_errors);
     family("narad_peer_send_errors_total", "Times that the socket would not send.", |peer| peer.send_errors);
     family("narad_peer_offload_refused_total", "Peers for whom the kernel does not cut datagrams.", |peer| {

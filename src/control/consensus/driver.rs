@@ -234,7 +234,10 @@ impl Driver {
             Ok(index) => index,
             Err(error) => {
                 self.consensus.watch.snapshot_failures.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                tracing::warn!(error, "consensus: no metadata snapshot could be made; the log grows until one is");
+                tracing::error!(
+                    err = error,
+                    "metastore: could not copy the database for a raft snapshot; the log grows until one is made"
+                );
                 return Ok(());
             }
         };

@@ -203,7 +203,8 @@ fn calls_are_counted_by_operation_and_by_how_they_ended() {
         world.tell(&nodes[0]).await;
         let carrier = nodes[0].carriers[0].clone();
         let asked = carrier.clone();
-        let dead = world.on(&nodes[0], async move { asked.call(three, Request::Stats { incarnation: LIFE }).await }).await;
+        let dead =
+            world.on(&nodes[0], async move { asked.call(three, Request::Stats { incarnation: LIFE }).await }).await;
         assert!(dead.is_err(), "{dead:?}");
         let calls = carrier.metrics();
         let of = |operation| calls.iter().find(|call| call.operation == operation).expect(operation);
