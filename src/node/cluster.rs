@@ -16,6 +16,7 @@ use narad_shards::rt::ring::RingHandle;
 use narad_shards::rt::{self, Instant, Queue};
 use narad_shards::wire::{operation, Incoming, Outgoing};
 
+use super::certificates;
 use super::founding::{look_up, peer_settings};
 use super::peer_watch;
 use super::run::Common;
@@ -118,6 +119,10 @@ pub fn start(
                 controller: controller.clone(),
             };
             rt::spawn(Queue::Background, watched.run());
+            if let Some(files) = peer_settings(&common.config).tls {
+                rt::spawn(Queue::Background, certificates::watch(common.clone(), files));
+                rt::spawn(Queue::Background, certificates::follow(common.clone(), endpoint.clone()));
+            }
         }
         let caught_up = consensus.clone();
         rt::spawn(Queue::Foreground, controller.clone().run());

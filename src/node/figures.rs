@@ -14,7 +14,7 @@ use narad_shards::rt;
 
 use super::broker::NodeState;
 use crate::control::{ConsensusWatch, MetastoreWatch};
-use crate::peer::PeerMetrics;
+use crate::peer::{PeerMetrics, Validity};
 use crate::telemetry::{ClusterMetrics, NodeMetrics};
 
 /// Walking a large data directory takes a while: how old its size may be.
@@ -62,7 +62,7 @@ impl NodeFigures {
         peers.insert(endpoint.to_string(), metrics);
     }
 
-    fn cluster(&self, now: rt::Instant) -> ClusterMetrics {
+    fn cluster(&self, now: rt::Instant, certificates: Option<Validity>) -> ClusterMetrics {
         let watch = &self.consensus;
         let peers = self.peers.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
         let (state, snapshot_micros) = (watch.state.load(Relaxed), watch.snapshot_micros.load(Relaxed));
@@ -82,10 +82,11 @@ impl NodeFigures {
             snapshot_seconds: (snapshot_micros > 0).then(|| snapshot_micros as f64 / 1e6),
             heartbeats: (!peers.is_empty()).then_some(heartbeats),
             peers: peers.into_iter().collect(),
+            certificates,
         }
     }
 
-    fn read(&self, now: rt::Instant) -> NodeMetrics {
+    fn read(&self, now: rt::Instant, certificates: Option<Validity>) -> NodeMetrics {
         let watch = &self.metastore;
         let boot_ms = self.boot_ms.load(Relaxed);
         NodeMetrics {
@@ -101,7 +102,7 @@ impl NodeFigures {
             allocator_bytes: system::allocator_bytes(),
             all_answered_ms: self.all_answered_ms.load(Relaxed),
             answers_late: self.answers_late.load(Relaxed),
-            cluster: self.cluster(now),
+            cluster: self.cluster(now, certificates),
         }
     }
 }
@@ -109,7 +110,7 @@ impl NodeFigures {
 pub async fn gather(state: &Arc<NodeState>) -> NodeMetrics {
     let state = state.clone();
     let now = rt::now();
-    rt::blocking(move || state.figures.read(now)).await
+    rt::blocking(move || state.figures.read(now, state.certificates.validity())).await
 }
 
 /// Blocks that files under `directory` take. What goes while it is walked counts as gone.

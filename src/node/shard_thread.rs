@@ -14,12 +14,13 @@ use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
 use narad_shards::queue::CommitterOptions;
 use narad_shards::remote::{ConnectionId, Hello, RemoteCarrier, RemoteService, Service};
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
-use narad_shards::rt::{self, sync::Notify};
+use narad_shards::rt::{self, sync::Notify, Queue};
 use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::spsc::{Endpoint, Handler};
 use narad_shards::wire::{Incoming, Outgoing};
 
 use super::broker::ShardBroker;
+use super::certificates;
 use super::founding::peer_settings;
 use super::notify;
 use super::run::Common;
@@ -143,6 +144,9 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         Some(peers) => {
             let carrier = RemoteCarrier::new(links.clone(), peers.clone());
             let _ = slot.peers.set((peers.clone(), carrier.clone()));
+            if common.state.certificates.validity().is_some() {
+                rt::spawn(Queue::Background, certificates::follow(common.clone(), peers.clone()));
+            }
             Rc::new(carrier)
         }
     };

@@ -7,7 +7,7 @@ use narad_shards::metrics::{Histogram, ShardMetrics};
 use narad_shards::remote::OUTCOMES;
 
 use super::exposition::{Exposition, Kind};
-use crate::peer::PeerMetrics;
+use crate::peer::{PeerMetrics, Validity};
 
 /// States of `narad_raft_state`; a learner counts as a follower.
 const STATES: [&str; 4] = ["follower", "candidate", "leader", "shutdown"];
@@ -37,6 +37,8 @@ pub struct ClusterMetrics {
     pub heartbeats: Option<(u64, u64)>,
     /// By endpoint: a shard's number, or `control`.
     pub peers: Vec<(String, PeerMetrics)>,
+    /// `None`: no files are set.
+    pub certificates: Option<Validity>,
 }
 
 pub fn render_cluster(page: &mut Exposition, cluster: &ClusterMetrics, shards: &[ShardMetrics]) {
@@ -75,6 +77,12 @@ pub fn render_cluster(page: &mut Exposition, cluster: &ClusterMetrics, shards: &
     page.family("narad_member_heartbeat_last_success_timestamp_seconds", Gauge, success);
     if let Some((_, at_ms)) = cluster.heartbeats {
         page.sample(&[], at_ms as f64 / 1000.0);
+    }
+    let ends_help = "When the peer plane's certificates end, Unix seconds; of the authorities the first.";
+    page.family("narad_raft_tls_cert_not_after_seconds", Gauge, ends_help);
+    if let Some(Validity { leaf, authorities }) = cluster.certificates {
+        page.sample(&[("kind", &"leaf")], leaf);
+        page.sample(&[("kind", &"ca")], authorities);
     }
     render_calls(page, shards);
     render_peers(page, &cluster.peers);
