@@ -106,7 +106,7 @@ fn e49_a_hangup_ends_no_node_and_bad_certificate_files_refuse_the_start_by_setti
     let file = file.to_str().unwrap();
     let variables = ["CERT", "KEY", "CA"].map(|part| format!("NARAD_CLUSTER_TLS_{part}_FILE"));
     let environment: Vec<(&str, &str)> = variables.iter().map(|name| (name.as_str(), file)).collect();
-    let output = narad_with(&environment, &["serve", "--dev", "--data-dir", unused.to_str().unwrap()]);
+    let output = narad_with(&environment, &["serve", "--data-dir", unused.to_str().unwrap()]);
     let text = error_text(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     let line = text.lines().find(|line| line.starts_with("narad: config: security.cluster_tls_cert_file: ")).unwrap();
