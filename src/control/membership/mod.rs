@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::peer::LocalBoxFuture;
-use narad_shards::remote::Transport;
+use narad_shards::remote::{CallError, Transport};
 use narad_shards::rt::sync::Lock;
 use narad_shards::rt::{self, Instant};
 use narad_shards::wire::{operation, status, Incoming, Outgoing};
@@ -368,7 +368,8 @@ impl Membership {
         };
         match self.transport.call(address, wire::forget_request(node, FORGET_BUDGET)).await {
             Ok(reply) => wire::read_answer(&reply),
-            Err(error) => refusal(status::UNAVAILABLE, "unavailable", &format!("the leader: {}", error.text())),
+            Err(CallError::NotSent(why)) => refusal(status::UNAVAILABLE, "unavailable", &format!("the leader: {why}")),
+            Err(CallError::Unknown(why)) => refusal(status::UNAVAILABLE, "unknown", &format!("the leader: {why}")),
         }
     }
 
