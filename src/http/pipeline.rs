@@ -19,7 +19,7 @@ use super::query::Query;
 use super::reply::{self, ApiError, Reply, ReplyBody, CLIENT_LEFT, HEADER_GUARD, TRANSFER_CODING};
 use super::route::{self, Found, Route};
 use super::stream::Conn;
-use super::{ack, alter, consume, health, node, produce, topics, unbuilt, Broker, HttpContext};
+use super::{ack, alter, consume, health, members, node, produce, topics, unbuilt, Broker, HttpContext};
 
 const CLIENT: HeaderName = HeaderName::from_static("x-narad-client");
 const SHARD: HeaderName = HeaderName::from_static("x-narad-shard");
@@ -201,6 +201,8 @@ async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyR
         Route::Readyz => health::readyz(call),
         Route::Metrics => health::metrics(call).await,
         Route::NodeShards => node::shards(call).await,
+        Route::ListMembers => members::list(call).await,
+        Route::ForgetMember => members::forget(call, &topic).await,
         Route::ChildVerb | Route::Users | Route::Cluster | Route::Remotes => unbuilt::refuse(call, route, body).await,
     }
 }

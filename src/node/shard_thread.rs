@@ -14,12 +14,13 @@ use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
 use narad_shards::queue::CommitterOptions;
 use narad_shards::remote::{ConnectionId, Hello, RemoteCarrier, RemoteService, Service};
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
-use narad_shards::rt::{self, sync::Notify};
+use narad_shards::rt::{self, sync::Notify, Queue};
 use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::spsc::{Endpoint, Handler};
 use narad_shards::wire::{status, Incoming, Kind, Outgoing, Refusal};
 
 use super::broker::ShardBroker;
+use super::certificates;
 use super::founding::peer_settings;
 use super::notify;
 use super::run::Common;
@@ -55,8 +56,9 @@ struct Slot {
     shard: OnceCell<Shard>,
     opened: Notify,
     serving: RefCell<Option<Rc<Serving<ShardBroker>>>>,
-    /// Where other nodes come in, on a node of a cluster.
-    door: OnceCell<(Rc<Door>, Rc<PeerEndpoint>)>,
+    /// Of a shard in a cluster: where other nodes come in, its endpoint, and what it asks them with.
+    door: OnceCell<Rc<Door>>,
+    peers: OnceCell<(Rc<PeerEndpoint>, RemoteCarrier)>,
     /// The shutdown was answered.
     finished: Notify,
 }
@@ -72,7 +74,7 @@ impl Slot {
         }
     }
 
-    async fn answer(&self, handle: &RingHandle, request: Request) -> Reply {
+    async fn answer(&self, common: &Common, handle: &RingHandle, request: Request) -> Reply {
         let shard = self.shard().await;
         match request {
             Request::BeginDrain { within } => {
@@ -94,12 +96,16 @@ impl Slot {
                 let mut metrics = shard.metrics().await;
                 metrics.runtime = handle.metrics();
                 metrics.enter_us = Some(handle.submit_micros());
+                if let Some((endpoint, carrier)) = self.peers.get() {
+                    metrics.calls = carrier.metrics();
+                    common.state.figures.note_peers(metrics.shard, endpoint.metrics());
+                }
                 Reply::Metrics(Box::new(metrics))
             }
             Request::Vitals => Reply::Vitals(Box::new(shard.vitals(handle.metrics()))),
             Request::Quiesce => {
                 let reply = shard.handle(Request::Quiesce).await;
-                if let Some((door, endpoint)) = self.door.get() {
+                if let (Some(door), Some((endpoint, _))) = (self.door.get(), self.peers.get()) {
                     // Before any shard writes its last positions: an ack of another node's client that came after
                     // them would be answered and lost.
                     shard.queues().release_waiters();
@@ -129,10 +135,10 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     let disk = handle.disk(&common.data_root, common.direct).map_err(|error| error.to_string())?;
     let slot: Rc<Slot> = Rc::default();
     let handler: Handler = {
-        let (slot, handle) = (slot.clone(), handle.clone());
+        let (common, slot, handle) = (common.clone(), slot.clone(), handle.clone());
         Rc::new(move |_from, request| {
-            let (slot, handle) = (slot.clone(), handle.clone());
-            Box::pin(async move { slot.answer(&handle, request).await })
+            let (common, slot, handle) = (common.clone(), slot.clone(), handle.clone());
+            Box::pin(async move { slot.answer(&common, &handle, request).await })
         })
     };
     let links: Rc<dyn Carrier> = endpoint.attach(handler);
@@ -145,12 +151,17 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
     };
-    if let Some(peers) = &peers {
-        let _ = slot.door.set((door.clone(), peers.clone()));
-    }
+    let _ = slot.door.set(door.clone());
     let carrier: Rc<dyn Carrier> = match &peers {
         None => links.clone(),
-        Some(peers) => Rc::new(RemoteCarrier::new(links.clone(), peers.clone())),
+        Some(peers) => {
+            let carrier = RemoteCarrier::new(links.clone(), peers.clone());
+            let _ = slot.peers.set((peers.clone(), carrier.clone()));
+            if common.state.certificates.validity().is_some() {
+                rt::spawn(Queue::Background, certificates::follow(common.clone(), peers.clone()));
+            }
+            Rc::new(carrier)
+        }
     };
     let options = ShardOptions {
         id,

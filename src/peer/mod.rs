@@ -16,11 +16,13 @@
 //! | `greeting` | stream 0: proof and hello as bytes |
 //! | `proof` | who knows the secret |
 //! | `tls` | certificates and QUIC's parameters |
+//! | `certificates` | whether files can be used, and until when |
 //! | `admission` | what strangers may cost |
 //! | `outbox` | datagrams on their way to the socket |
 
 mod admission;
 mod buffers;
+mod certificates;
 mod endpoint;
 mod frames;
 #[doc(hidden)]
@@ -41,6 +43,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use certificates::{check_files, wall_clock, Validity};
 pub use endpoint::PeerEndpoint;
 pub use metrics::PeerMetrics;
 
