@@ -84,3 +84,33 @@ fn a_context_names_the_server_of_the_commands_to_come() {
     assert_eq!(run(&["topic", "ls", "--ctx", "there"]).status.code(), Some(2));
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+#[test]
+fn e49_a_hangup_ends_no_node_and_bad_certificate_files_refuse_the_start_by_setting() {
+    let directory: PathBuf = std::env::temp_dir().join(format!("narad-hangup-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let binary = std::path::Path::new(env!("CARGO_BIN_EXE_narad"));
+    let arguments = ["--shards", "1", "--no-pin", "--memory", "256MiB"];
+    let mut broker = narad_harness::process::Broker::start(binary, &directory.join("data"), &arguments).unwrap();
+    broker.signal(libc::SIGHUP).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    while !broker.log_text().contains("SIGHUP: there is nothing to read again") {
+        assert!(std::time::Instant::now() < deadline, "{}", broker.log_text());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert_eq!(broker.client().get("/readyz").unwrap().status, 200);
+    assert!(broker.stop(std::time::Duration::from_secs(20)).unwrap().success());
+
+    let (file, unused) = (directory.join("node.pem"), directory.join("unused"));
+    std::fs::write(&file, "no certificate").unwrap();
+    let file = file.to_str().unwrap();
+    let variables = ["CERT", "KEY", "CA"].map(|part| format!("NARAD_CLUSTER_TLS_{part}_FILE"));
+    let environment: Vec<(&str, &str)> = variables.iter().map(|name| (name.as_str(), file)).collect();
+    let output = narad_with(&environment, &["serve", "--data-dir", unused.to_str().unwrap()]);
+    let text = error_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let line = text.lines().find(|line| line.starts_with("narad: config: security.cluster_tls_cert_file: ")).unwrap();
+    assert!(line.contains(file), "{text}");
+    assert!(!unused.exists(), "no data was opened");
+    std::fs::remove_dir_all(&directory).unwrap();
+}

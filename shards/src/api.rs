@@ -164,6 +164,20 @@ pub struct TopicChange {
     pub partitions: Option<u32>,
 }
 
+/// A node of the cluster, as its operators see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemberStatus {
+    pub id: String,
+    /// `host:port` of its API.
+    pub address: String,
+    pub alive: bool,
+    pub draining: bool,
+    pub owned_partitions: u32,
+    pub voter: bool,
+    pub leader: bool,
+    pub heartbeat_age_seconds: u64,
+}
+
 /// What shards ask of the control thread.
 #[derive(Clone, Debug)]
 pub enum MetaCommand {
@@ -182,6 +196,12 @@ pub enum MetaCommand {
     ConfirmGone {
         name: String,
         incarnation: Option<Incarnation>,
+    },
+    /// Who belongs to the cluster, as this node sees it.
+    ListMembers,
+    /// Removes a server that votes or replicates and never became a member.
+    ForgetServer {
+        node: String,
     },
 }
 
@@ -205,6 +225,16 @@ pub enum MetaReply {
     Changed,
     Gone,
     NotGone,
+    /// In the order of their ids.
+    Members(Vec<MemberStatus>),
+    Forgotten {
+        voter: bool,
+    },
+    /// Nothing changed, for a reason that is the caller's to read; `status` is one of [`crate::wire::status`].
+    Refused {
+        status: u16,
+        why: String,
+    },
     /// No leader, or the metadata store refused: retriable, nothing known to have changed.
     Unavailable(String),
     /// It was under way when whoever decides it was lost, or the store gave up: it may still be applied (K11).

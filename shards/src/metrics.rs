@@ -41,6 +41,8 @@ pub struct ShardMetrics {
     /// `None` before the directories were looked through.
     pub set_aside: Option<SetAside>,
     pub runtime: RuntimeMetrics,
+    /// Calls to other nodes, by operation.
+    pub calls: Vec<crate::remote::CallMetrics>,
     /// Microseconds of each kernel entry that submitted and did not wait (E30).
     pub enter_us: Option<Histogram>,
 }

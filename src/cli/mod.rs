@@ -3,6 +3,7 @@
 //! be reached.
 
 mod client;
+mod cluster;
 mod completion;
 mod context;
 mod cpus;
@@ -51,6 +52,7 @@ enum Command {
     Doctor(doctor::Doctor),
     Top(top::Top),
     Topic(topic::Topic),
+    Cluster(cluster::Cluster),
     Pub(publish::Pub),
     Sub(subscribe::Sub),
     Replay(replay::Replay),
@@ -122,6 +124,7 @@ fn run(narad: Narad) -> Result<(), Failure> {
         Command::Cpus(command) => cpus::run(command, &mut out),
         Command::Top(command) => top::run(command, client()?, &mut out),
         Command::Topic(command) => topic::run(command, &mut client()?, &mut io::stdin().lock(), &mut out, &mut err),
+        Command::Cluster(command) => cluster::run(command, &mut client()?, &mut out),
         Command::Pub(command) => publish::run(command, &mut client()?, &mut io::stdin().lock(), &mut err),
         Command::Sub(command) => subscribe::run(command, &mut client()?, &mut out, &mut err),
         Command::Replay(command) => replay::run(command, &mut client()?, &mut out, &mut err),

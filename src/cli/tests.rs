@@ -92,6 +92,7 @@ fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
         let mut client = client;
         match parsed.command {
             Command::Topic(command) => topic::run(command, &mut client, &mut input, &mut out, &mut err),
+            Command::Cluster(command) => cluster::run(command, &mut client, &mut out),
             Command::Pub(command) => publish::run(command, &mut client, &mut input, &mut err),
             Command::Sub(command) => subscribe::run(command, &mut client, &mut out, &mut err),
             Command::Server(serve::Server { command: serve::ServerCommand::Report(_) }) => {
@@ -455,6 +456,28 @@ fn server_report_adds_up_what_is_known_and_names_what_is_not() {
                     1 topic(s) partial: what is unavailable is in no number\n";
     assert_eq!(done.out, expected);
     assert_eq!(first_line(&done.seen[3]), "GET /v1/topics/longer HTTP/1.1");
+}
+
+#[test]
+fn cluster_members_are_printed_as_the_server_sends_them_and_one_is_forgotten() {
+    let listed = answer("200 OK", r#"{"members":[{"id":"a","voter":true}]}"#);
+    let done = narad(&["cluster", "members"], "", vec![listed.clone()]);
+    done.result.unwrap();
+    assert!(done.out.contains("\"id\": \"a\""), "{}", done.out);
+    assert_eq!(first_line(&done.seen[0]), "GET /v1/cluster/members HTTP/1.1");
+    let detailed = narad(&["cluster", "members", "--detail"], "", vec![listed]);
+    assert_eq!(first_line(&detailed.seen[0]), "GET /v1/cluster/members?detail=true HTTP/1.1");
+    let done =
+        narad(&["cluster", "members", "forget", "n/4"], "", vec![answer("200 OK", r#"{"id":"n/4","voter":false}"#)]);
+    done.result.unwrap();
+    assert_eq!(first_line(&done.seen[0]), "POST /v1/cluster/members/n%2F4/forget HTTP/1.1");
+    assert!(done.out.contains("\"voter\": false"), "{}", done.out);
+    let refused = narad(
+        &["cluster", "members", "forget", "a"],
+        "",
+        vec![answer("409 Conflict", r#"{"error":"a has a member record"}"#)],
+    );
+    assert!(failure(refused).contains("a has a member record"));
 }
 
 #[test]

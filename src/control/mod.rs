@@ -13,6 +13,7 @@ mod command;
 pub mod consensus;
 mod controller;
 pub(crate) mod fuzz;
+mod members;
 mod membership;
 mod names;
 mod peers;
@@ -37,10 +38,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use narad_shards::api::{MetaCommand, MetaReply, NewTopic, TopicChange};
+use narad_shards::api::{MemberStatus, MetaCommand, MetaReply, NewTopic, TopicChange};
 use narad_shards::meta::{Incarnation, ShardId, Snapshot, TopicMeta};
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt;
+use narad_shards::wire::status;
 
 pub use applier::{Applier, Install, Stopped};
 pub use apply::{apply, Applied, Outcome, Refusal};
@@ -58,6 +60,11 @@ pub use state::{Assignment, Change, Member, State};
 pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
 pub use watch::{ConsensusWatch, MetastoreWatch};
 pub use wire::{answer_status, ask_status};
+
+/// Lets go of the space kept back beside the metadata in `directory`: nothing will be changed there any more.
+pub fn give_ballast(directory: &std::path::Path) {
+    ballast::Ballast::beside(directory).give();
+}
 
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {
@@ -134,6 +141,9 @@ pub struct Control {
     applier: Rc<Applier>,
     /// Of a node in a cluster.
     controller: Option<Rc<Controller>>,
+    membership: Option<Rc<Membership>>,
+    /// Id and API address of this node.
+    me: (String, String),
 }
 
 impl Control {
@@ -141,17 +151,27 @@ impl Control {
     /// shard and resolves when all have it.
     pub fn start<S: Storage>(metastore: Metastore<S>, install: Rc<dyn Install>) -> Control {
         let applier = Applier::start(metastore, install);
-        Control { log: Rc::new(Alone::new(applier.clone())), applier, controller: None }
+        Control::over(Rc::new(Alone::new(applier.clone())), applier)
     }
 
     /// The same over another log.
     pub fn over(log: Rc<dyn Log>, applier: Rc<Applier>) -> Control {
-        Control { log, applier, controller: None }
+        Control { log, applier, controller: None, membership: None, me: Default::default() }
     }
 
     /// The same in a cluster: new partitions wait a moment for one that is forming.
     pub fn with_controller(self, controller: Rc<Controller>) -> Control {
         Control { controller: Some(controller), ..self }
+    }
+
+    /// The same with somebody to ask who belongs to the cluster.
+    pub fn with_membership(self, membership: Rc<Membership>) -> Control {
+        Control { membership: Some(membership), ..self }
+    }
+
+    /// The same under a name: what a node without peers lists as its only member.
+    pub fn named(self, node: &str, address: String) -> Control {
+        Control { me: (node.to_owned(), address), ..self }
     }
 
     async fn wait_formed(&self) {
@@ -177,6 +197,8 @@ impl Control {
             MetaCommand::DeleteTopic { name, incarnation } => self.delete(name, incarnation).await,
             MetaCommand::AlterTopic { name, incarnation, change } => self.alter(name, incarnation, change).await,
             MetaCommand::ConfirmGone { name, incarnation } => self.confirm_gone(&name, incarnation).await,
+            MetaCommand::ListMembers => Ok(MetaReply::Members(self.members())),
+            MetaCommand::ForgetServer { node } => Ok(self.forget(&node).await),
         };
         reply.unwrap_or_else(|stopped| match stopped.underway {
             true => MetaReply::Unknown(stopped.why),
@@ -221,6 +243,32 @@ impl Control {
                 .propose(Command::AlterTopic { name: Arc::from(name), incarnation, change, owners: Owners::default() })
                 .await?,
         ))
+    }
+
+    fn members(&self) -> Vec<MemberStatus> {
+        let state = self.applier.state();
+        match &self.controller {
+            Some(controller) => members::members(&state, &controller.view(), rt::wall_clock_ms()),
+            None => vec![members::alone(&self.me.0, &self.me.1, &state)],
+        }
+    }
+
+    async fn forget(&self, node: &str) -> MetaReply {
+        let refused = |status, why: String| MetaReply::Refused { status, why };
+        let Some(membership) = &self.membership else {
+            return match node == self.me.0 {
+                true => refused(status::BAD_REQUEST, format!("{node:?} leads: it cannot forget itself")),
+                false => refused(status::NOT_FOUND, format!("there is no server {node:?} in consensus")),
+            };
+        };
+        let answer = membership.forget_by_leader(node).await;
+        match answer.status {
+            status::OK => MetaReply::Forgotten { voter: answer.word == "voter" },
+            status::UNAVAILABLE if answer.word == "unknown" => MetaReply::Unknown(answer.reason),
+            // The leader has changed while it was asked.
+            status::UNAVAILABLE | status::MISDIRECTED => MetaReply::Unavailable(answer.reason),
+            status => refused(status, answer.reason),
+        }
     }
 
     /// On this answer records are discarded and directories removed: it comes from what is stored, never from a

@@ -13,6 +13,7 @@ use super::reply::{ApiError, Reply, CLIENT_LEFT};
 pub(crate) const TOPIC_CREATE: &str = "topic.create";
 pub(crate) const TOPIC_ALTER: &str = "topic.alter";
 pub(crate) const TOPIC_DELETE: &str = "topic.delete";
+pub(crate) const CLUSTER_FORGET: &str = "cluster.forget";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {

@@ -21,6 +21,7 @@ pub(crate) mod fuzz;
 mod health;
 mod json;
 mod limits;
+mod members;
 mod message;
 mod metrics;
 mod node;

@@ -33,6 +33,8 @@ pub(crate) enum Route {
     Consume,
     Ack,
     NodeShards,
+    ListMembers,
+    ForgetMember,
     Users,
     Cluster,
     Remotes,
@@ -69,6 +71,8 @@ impl Route {
         "GET /v1/topics/{topic}/consume",
         "POST /v1/topics/{topic}/ack",
         "GET /v1/node/shards",
+        "GET /v1/cluster/members",
+        "POST /v1/cluster/members/{id}/forget",
         "/v1/users",
         "/v1/cluster",
         "/v1/remotes",
@@ -123,6 +127,8 @@ static NODE_SHARDS: Path = path!("GET, HEAD", GET => NodeShards);
 static USERS: Path = path!("GET, HEAD, POST", GET => Users, POST => Users);
 static USER: Path = path!("DELETE, GET, HEAD", GET => Users, DELETE => Users);
 static USER_PART: Path = path!("PUT", PUT => Users);
+static MEMBERS: Path = path!("GET, HEAD", GET => ListMembers);
+static FORGET: Path = path!("POST", POST => ForgetMember);
 static CLUSTER_LIST: Path = path!("GET, HEAD", GET => Cluster);
 static DECOMMISSION: Path = path!("DELETE, POST", POST => Cluster, DELETE => Cluster);
 static CLUSTER_POST: Path = path!("POST", POST => Cluster);
@@ -135,8 +141,8 @@ static REMOTE_POST: Path = path!("POST", POST => Remotes);
 pub(crate) enum Found<'p> {
     Route {
         route: Route,
-        /// The percent-decoded `{topic}`, empty on routes without one. Bytes that are not UTF-8 are replaced, which
-        /// no name contains.
+        /// The percent-decoded `{topic}`, or `{id}` of a member; empty on routes without one. Bytes that are not
+        /// UTF-8 are replaced, which no name contains.
         topic: Cow<'p, str>,
     },
     /// `404`
@@ -162,7 +168,7 @@ pub(crate) fn find<'p>(method: &Method, path: &'p str, surface: Surface) -> Foun
     }
     let raw = &raw[..count];
     if !path.as_bytes().contains(&b'%') {
-        return look_up(method, raw, surface, || String::from_utf8_lossy(raw[2]));
+        return look_up(method, raw, surface, |at| String::from_utf8_lossy(raw[at]));
     }
     let mut decoded = Vec::with_capacity(count);
     for segment in raw {
@@ -173,15 +179,15 @@ pub(crate) fn find<'p>(method: &Method, path: &'p str, surface: Surface) -> Foun
         decoded.push(segment);
     }
     let segments: Vec<&[u8]> = decoded.iter().map(|segment| &**segment).collect();
-    look_up(method, &segments, surface, || Cow::Owned(String::from_utf8_lossy(segments[2]).into_owned()))
+    look_up(method, &segments, surface, |at| Cow::Owned(String::from_utf8_lossy(segments[at]).into_owned()))
 }
 
-/// `topic` gives the third of the segments, if there is one.
+/// `named` gives a segment as text.
 fn look_up<'p>(
     method: &Method,
     segments: &[&[u8]],
     surface: Surface,
-    topic: impl FnOnce() -> Cow<'p, str>,
+    named: impl FnOnce(usize) -> Cow<'p, str>,
 ) -> Found<'p> {
     // Neither a doubled nor a trailing slash is redirected: clients repeat no body on a redirect.
     if segments.iter().any(|segment| segment.is_empty()) {
@@ -207,9 +213,10 @@ fn look_up<'p>(
             [b"users"] => &USERS,
             [b"users", _] => &USER,
             [b"users", _, b"grants" | b"password"] => &USER_PART,
-            [b"cluster", b"members" | b"moves"] => &CLUSTER_LIST,
+            [b"cluster", b"members"] => &MEMBERS,
+            [b"cluster", b"moves"] => &CLUSTER_LIST,
             [b"cluster", b"members", _, b"decommission"] => &DECOMMISSION,
-            [b"cluster", b"members", _, b"forget"] => &CLUSTER_POST,
+            [b"cluster", b"members", _, b"forget"] => &FORGET,
             [b"cluster", b"moves", _, _, b"abort"] => &CLUSTER_POST,
             [b"cluster", b"reencrypt-remotes"] => &REMOTE_POST,
             [b"remotes"] => &REMOTES,
@@ -223,7 +230,8 @@ fn look_up<'p>(
     let Some((_, route)) = found.routes.iter().find(|(wanted, _)| served(wanted)) else {
         return Found::OtherMethods { allow: found.allow };
     };
-    let topic = if segments.len() > 2 { topic() } else { Cow::Borrowed("") };
+    let at = if *route == Route::ForgetMember { 3 } else { 2 };
+    let topic = if segments.len() > at { named(at) } else { Cow::Borrowed("") };
     Found::Route { route: *route, topic }
 }
 
@@ -262,7 +270,10 @@ mod tests {
             ("HEAD", "/v1/node/shards", route(Route::NodeShards, "shards")),
             ("POST", "/v1/node/shards", allow("GET, HEAD")),
             ("GET", "/v1/node", Found::Nothing),
-            ("GET", "/v1/cluster/members", route(Route::Cluster, "members")),
+            ("GET", "/v1/cluster/members", route(Route::ListMembers, "members")),
+            ("POST", "/v1/cluster/members/n%2d4/forget", route(Route::ForgetMember, "n-4")),
+            ("GET", "/v1/cluster/members/n4/forget", allow("POST")),
+            ("GET", "/v1/cluster/moves", route(Route::Cluster, "moves")),
             ("GET", "/v1/x/y/z/1/2/3/4/5/6/7/8", Found::Nothing),
             ("GET", "/", Found::Nothing),
             ("GET", "*", Found::Nothing),

@@ -21,8 +21,10 @@ use narad_shards::rt;
 use narad_shards::shard::Shard;
 
 use super::balancers::Balancers;
+use super::certificates::Certificates;
 use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
+use crate::peer::wall_clock;
 use crate::telemetry::{NodeMetrics, ShardReport};
 
 /// What every thread of the node may look at: flags and a count, off the path of a request (E24).
@@ -32,6 +34,7 @@ pub struct NodeState {
     /// What was decided for each shard at the start.
     pub placed: Vec<Placed>,
     pub figures: NodeFigures,
+    pub certificates: Certificates,
     pub opened: AtomicU16,
     /// Shards that take connections.
     pub listening: AtomicU16,
@@ -83,7 +86,7 @@ impl NodeState {
             return Readiness::NotReady(why.clone());
         }
         match self.caught_up.load(Ordering::Relaxed) {
-            true => Readiness::Ready(Vec::new()),
+            true => Readiness::Ready(self.certificates.degraded(wall_clock())),
             false => Readiness::NotReady(
                 "metastore: node is not ready: replica has not caught up with the leader since start".to_owned(),
             ),

@@ -16,7 +16,9 @@ use narad_shards::rt::ring::RingHandle;
 use narad_shards::rt::{self, Instant, Queue};
 use narad_shards::wire::{operation, Incoming, Outgoing};
 
+use super::certificates;
 use super::founding::{look_up, peer_settings};
+use super::peer_watch;
 use super::run::Common;
 use crate::control::consensus::disk::Stored;
 use crate::control::consensus::files::Files;
@@ -78,7 +80,7 @@ pub fn start(
     let watch = common.state.figures.consensus.clone();
     let consensus = Consensus::start(settings, stored, Rc::new(files), applier.clone(), transport.clone(), watch)?;
     let log: Rc<dyn control::Log> = Rc::new(consensus.clone());
-    let mut control = Control::over(log.clone(), applier.clone());
+    let mut control = Control::over(log.clone(), applier.clone()).named(&common.node_id, common.http_addr.to_string());
     if let Some(plane) = &common.peer_plane {
         let servers: Rc<dyn control::Consensus> = Rc::new(consensus.clone());
         let me = Arc::new(Registration {
@@ -109,9 +111,23 @@ pub fn start(
             transport.clone(),
         );
         let _ = door.parts.set(Parts { consensus: consensus.clone(), membership: membership.clone() });
+        if let Some(endpoint) = &endpoint {
+            let watched = peer_watch::Watched {
+                common: common.clone(),
+                endpoint: endpoint.clone(),
+                membership: membership.clone(),
+                controller: controller.clone(),
+            };
+            rt::spawn(Queue::Background, watched.run());
+            if let Some(files) = peer_settings(&common.config).tls {
+                rt::spawn(Queue::Background, certificates::watch(common.clone(), files));
+                rt::spawn(Queue::Background, certificates::follow(common.clone(), endpoint.clone()));
+            }
+        }
         let caught_up = consensus.clone();
         rt::spawn(Queue::Foreground, controller.clone().run());
         rt::spawn(Queue::Foreground, membership.clone().run_heartbeats());
+        let for_operators = membership.clone();
         rt::spawn(Queue::Foreground, membership.run_join(move || caught_up.caught_up()));
         let book = Rc::new(Book {
             common: common.clone(),
@@ -125,7 +141,7 @@ pub fn start(
             version: Cell::new(0),
         });
         rt::spawn(Queue::Foreground, book.run());
-        control = control.with_controller(controller);
+        control = control.with_controller(controller).with_membership(for_operators);
     }
     rt::spawn(Queue::Foreground, watch_readiness(common.clone(), consensus.clone()));
     Ok((control, Cluster { consensus, endpoint }))

@@ -1,6 +1,7 @@
 //! Figures of the node that no shard has: what the data directory holds, what the metadata is at, how long the start
 //! took. Gathered when somebody scrapes, off the shards' threads.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ use narad_shards::rt;
 
 use super::broker::NodeState;
 use crate::control::{ConsensusWatch, MetastoreWatch};
-use crate::telemetry::NodeMetrics;
+use crate::peer::{PeerMetrics, Validity};
+use crate::telemetry::{ClusterMetrics, NodeMetrics};
 
 /// Walking a large data directory takes a while: how old its size may be.
 const SIZE_AGE_MAX: Duration = Duration::from_secs(30);
@@ -23,6 +25,8 @@ pub struct NodeFigures {
     pub data_root: PathBuf,
     pub metastore: Arc<MetastoreWatch>,
     pub consensus: Arc<ConsensusWatch>,
+    /// By endpoint of the peer plane, as each last said; empty on a node without peers.
+    peers: Mutex<BTreeMap<String, PeerMetrics>>,
     /// From the start of the process to the first accepted connection, ms; 0 until then.
     pub boot_ms: AtomicU64,
     /// Wall clock of the last scrape that all shards answered, ms since the epoch; of the start before the first.
@@ -52,7 +56,37 @@ impl NodeFigures {
         Some(bytes)
     }
 
-    fn read(&self) -> NodeMetrics {
+    /// What an endpoint of the peer plane has counted: a shard's, by its number, or `control`.
+    pub fn note_peers(&self, endpoint: impl ToString, metrics: PeerMetrics) {
+        let mut peers = self.peers.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        peers.insert(endpoint.to_string(), metrics);
+    }
+
+    fn cluster(&self, now: rt::Instant, certificates: Option<Validity>) -> ClusterMetrics {
+        let watch = &self.consensus;
+        let peers = self.peers.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        let (state, snapshot_micros) = (watch.state.load(Relaxed), watch.snapshot_micros.load(Relaxed));
+        let heartbeats = (watch.heartbeat_failures.load(Relaxed), watch.heartbeat_success_ms.load(Relaxed));
+        ClusterMetrics {
+            state,
+            term: watch.term.load(Relaxed),
+            last_log_index: watch.last_index.load(Relaxed),
+            commit_index: watch.commit_index.load(Relaxed),
+            applied_index: watch.applied_index.load(Relaxed),
+            has_leader: watch.has_leader.load(Relaxed),
+            last_contact_seconds: watch.since_contact(now).as_secs_f64(),
+            voters: watch.voters.load(Relaxed),
+            nonvoters: watch.learners.load(Relaxed),
+            dead_marking_refused: (state == 2).then(|| watch.dead_marking_refused.load(Relaxed)),
+            snapshot_failures: watch.snapshot_failures.load(Relaxed),
+            snapshot_seconds: (snapshot_micros > 0).then(|| snapshot_micros as f64 / 1e6),
+            heartbeats: (!peers.is_empty()).then_some(heartbeats),
+            peers: peers.into_iter().collect(),
+            certificates,
+        }
+    }
+
+    fn read(&self, now: rt::Instant, certificates: Option<Validity>) -> NodeMetrics {
         let watch = &self.metastore;
         let boot_ms = self.boot_ms.load(Relaxed);
         NodeMetrics {
@@ -68,13 +102,15 @@ impl NodeFigures {
             allocator_bytes: system::allocator_bytes(),
             all_answered_ms: self.all_answered_ms.load(Relaxed),
             answers_late: self.answers_late.load(Relaxed),
+            cluster: self.cluster(now, certificates),
         }
     }
 }
 
 pub async fn gather(state: &Arc<NodeState>) -> NodeMetrics {
     let state = state.clone();
-    rt::blocking(move || state.figures.read()).await
+    let now = rt::now();
+    rt::blocking(move || state.figures.read(now, state.certificates.validity())).await
 }
 
 /// Blocks that files under `directory` take. What goes while it is walked counts as gone.

@@ -4,6 +4,7 @@
 
 mod balancers;
 mod broker;
+mod certificates;
 mod cgroup;
 mod cluster;
 mod control_thread;
@@ -17,6 +18,7 @@ mod lock;
 mod machine;
 mod notify;
 mod peer_plane;
+mod peer_watch;
 mod placement;
 mod ports;
 mod run;
@@ -40,6 +42,7 @@ use narad_shards::meta::{ShardId, Snapshot};
 
 use crate::config::{format_bytes, Config, CpuSet, Warning};
 use crate::control::{consensus, Metastore, Placement};
+use crate::peer::{self, Validity};
 
 pub use cgroup::Limits as CgroupLimits;
 pub use data_dir::{DataDir, Identity, IngressDirectories};
@@ -106,6 +109,8 @@ pub struct Prepared {
     pub shard_addrs: Vec<SocketAddr>,
     /// `None`: a node without peers.
     pub peer_plane: Option<PeerPlane>,
+    /// Until when the peer plane's certificates are good; `None` without files.
+    pub certificates: Option<Validity>,
     pub ingress: IngressDirectories,
     /// Metadata and consensus, which fit each other.
     pub opened: cluster::Opened,
@@ -160,6 +165,14 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
 
     let kernel = machine::kernel_release();
     let limits = machine::check_machine(&kernel, config.http.max_connections, &mut warnings)?;
+
+    let tls = founding::peer_settings(&config).tls;
+    let certificates = tls.map(|files| peer::check_files(&files)).transpose().map_err(|error| {
+        Refusal::setting(
+            error,
+            "every node's certificate is signed by the same authorities; `openssl verify` tells more",
+        )
+    })?;
 
     // Declared in this order, since they go in the other one: files while the lock is held, then the lock, then the
     // directories, which a start that comes meanwhile may have begun to fill.
@@ -222,6 +235,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
         metrics_addr,
         shard_addrs,
         peer_plane,
+        certificates,
         ingress,
         opened: cluster::Opened { metastore, stored, files: consensus_files, empty_directory },
         snapshot,
@@ -268,6 +282,7 @@ impl Prepared {
             security,
             "narad serve starting"
         );
+        peer_plane::log_transport(&self.config, self.peer_plane.as_ref());
         for warning in &self.warnings {
             tracing::warn!("{warning}");
         }

@@ -19,6 +19,25 @@ pub struct PeerPlane {
     pub shard_addrs: Vec<SocketAddr>,
 }
 
+/// Start line: how what nodes say to each other is protected. A node without peers listens to nobody and says so.
+pub fn log_transport(config: &Config, plane: Option<&PeerPlane>) {
+    let mtls = config.cluster.tls_files().is_some();
+    let has_secret = config.cluster.secret.is_some();
+    let secret = if has_secret { "shared" } else { "none" };
+    let addr = plane.map_or("none".to_owned(), |plane| plane.control_addr.to_string());
+    tracing::info!(mtls, secret, addr, "peer transport");
+    if let Some(plane) = plane {
+        if !has_secret && !mtls {
+            tracing::warn!(
+                component = "audit",
+                addr = %plane.control_addr,
+                "node RPC plane is unauthenticated: whoever reaches its ports may read and write everything; fence them, \
+                 or set NARAD_CLUSTER_SECRET"
+            );
+        }
+    }
+}
+
 /// `None`: no peers are configured, so nobody is listened to.
 pub fn plan_peer_plane(config: &Config, node_id: &str, shards: ShardId) -> Result<Option<PeerPlane>, Refusal> {
     let cluster = &config.cluster;
@@ -109,6 +128,30 @@ mod tests {
         assert!(plane.shard_addrs.iter().all(|address| address.port() != 0 && *address != plane.control_addr));
         let lone = config::load(&Sources::default()).unwrap();
         assert_eq!(plan_peer_plane(&lone, "b", 3).unwrap(), None);
+    }
+
+    #[test]
+    fn t3_the_start_states_how_the_peer_plane_is_protected() {
+        use crate::config::{LogFormat, LogLevel};
+        let said = |more: &[(&str, &str)]| {
+            let config = config(more);
+            let plane = plan_peer_plane(&config, "b", 1).unwrap();
+            let lines = crate::telemetry::logged(LogLevel::Info, LogFormat::Text, || {
+                log_transport(&config, plane.as_ref());
+            });
+            lines.join("\n")
+        };
+        let shared = said(&[]);
+        assert!(shared.contains("msg=\"peer transport\" mtls=false secret=shared addr=127.0.0.1:"), "{shared}");
+        assert!(!shared.contains("unauthenticated"), "{shared}");
+        let open = [
+            ("NARAD_SECURITY_ENABLED", "false"),
+            ("NARAD_SECURITY_ALLOW_INSECURE_CLUSTER", "true"),
+            ("NARAD_CLUSTER_SECRET", ""),
+        ];
+        let open = said(&open);
+        assert!(open.contains("mtls=false secret=none"), "{open}");
+        assert!(open.contains("level=WARN msg=\"node RPC plane is unauthenticated"), "{open}");
     }
 
     #[test]

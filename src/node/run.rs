@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use narad_shards::rt::ring::Options;
 use narad_shards::shard::NodeRoom;
 use narad_shards::spsc;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::broker::{NodeState, Placed};
+use super::certificates::Certificates;
 use super::control_thread::{self, ControlPlan};
 use super::figures::NodeFigures;
 use super::notify;
@@ -111,9 +112,22 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let started = Instant::now();
     prepared.log_start();
     let shards = prepared.shards();
-    let mut signals = Signals::new([SIGTERM, SIGINT]).map_err(|error| format!("cannot catch signals: {error}"))?;
+    let mut signals =
+        Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|error| format!("cannot catch signals: {error}"))?;
     let Prepared {
-        config, data, lock, identity, cpus, memory, file_system, ingress, opened, snapshot, peer_plane, ..
+        config,
+        data,
+        lock,
+        identity,
+        cpus,
+        memory,
+        file_system,
+        ingress,
+        opened,
+        snapshot,
+        peer_plane,
+        certificates,
+        ..
     } = prepared;
     let http_metrics: Arc<[Arc<HttpMetrics>]> = (0..=shards).map(|_| Arc::new(HttpMetrics::default())).collect();
     let http = &config.http;
@@ -129,6 +143,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
             shards,
             placed,
             caught_up: AtomicBool::new(peer_plane.is_none()),
+            certificates: Certificates::new(certificates),
             figures: NodeFigures::new(data.root.clone(), opened.metastore.watch.clone()),
             ..NodeState::default()
         }),
@@ -194,9 +209,17 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     threads += 1;
 
     let handle = signals.handle();
+    let state = common.state.clone();
     let on_signal = std::thread::Builder::new().name("narad-signals".to_owned()).spawn(move || {
         let mut seen = 0;
         for signal in signals.forever() {
+            if signal == SIGHUP {
+                match state.certificates.read_again() {
+                    true => tracing::info!("SIGHUP: peer certificates are read again"),
+                    false => tracing::info!("SIGHUP: there is nothing to read again, no certificate files are set"),
+                }
+                continue;
+            }
             seen += 1;
             if seen > 1 {
                 // The operator does not want to wait: everything answered 202 is on disk already.

@@ -1,6 +1,6 @@
 //! One shard's thread: its ring, its disk, its shard, its listener.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -14,12 +14,13 @@ use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
 use narad_shards::queue::CommitterOptions;
 use narad_shards::remote::{ConnectionId, Hello, RemoteCarrier, RemoteService, Service};
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
-use narad_shards::rt::{self, sync::Notify};
+use narad_shards::rt::{self, sync::Notify, Queue};
 use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::spsc::{Endpoint, Handler};
-use narad_shards::wire::{Incoming, Outgoing};
+use narad_shards::wire::{status, Incoming, Kind, Outgoing, Refusal};
 
 use super::broker::ShardBroker;
+use super::certificates;
 use super::founding::peer_settings;
 use super::notify;
 use super::run::Common;
@@ -55,6 +56,9 @@ struct Slot {
     shard: OnceCell<Shard>,
     opened: Notify,
     serving: RefCell<Option<Rc<Serving<ShardBroker>>>>,
+    /// Of a shard in a cluster: where other nodes come in, its endpoint, and what it asks them with.
+    door: OnceCell<Rc<Door>>,
+    peers: OnceCell<(Rc<PeerEndpoint>, RemoteCarrier)>,
     /// The shutdown was answered.
     finished: Notify,
 }
@@ -70,7 +74,7 @@ impl Slot {
         }
     }
 
-    async fn answer(&self, handle: &RingHandle, request: Request) -> Reply {
+    async fn answer(&self, common: &Common, handle: &RingHandle, request: Request) -> Reply {
         let shard = self.shard().await;
         match request {
             Request::BeginDrain { within } => {
@@ -92,9 +96,24 @@ impl Slot {
                 let mut metrics = shard.metrics().await;
                 metrics.runtime = handle.metrics();
                 metrics.enter_us = Some(handle.submit_micros());
+                if let Some((endpoint, carrier)) = self.peers.get() {
+                    metrics.calls = carrier.metrics();
+                    common.state.figures.note_peers(metrics.shard, endpoint.metrics());
+                }
                 Reply::Metrics(Box::new(metrics))
             }
             Request::Vitals => Reply::Vitals(Box::new(shard.vitals(handle.metrics()))),
+            Request::Quiesce => {
+                let reply = shard.handle(Request::Quiesce).await;
+                if let (Some(door), Some((endpoint, _))) = (self.door.get(), self.peers.get()) {
+                    // Before any shard writes its last positions: an ack of another node's client that came after
+                    // them would be answered and lost.
+                    shard.queues().release_waiters();
+                    door.close().await;
+                    endpoint.stop().await;
+                }
+                reply
+            }
             Request::Shutdown => {
                 let reply = shard.handle(Request::Shutdown).await;
                 self.finished.notify_one();
@@ -116,10 +135,10 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     let disk = handle.disk(&common.data_root, common.direct).map_err(|error| error.to_string())?;
     let slot: Rc<Slot> = Rc::default();
     let handler: Handler = {
-        let (slot, handle) = (slot.clone(), handle.clone());
+        let (common, slot, handle) = (common.clone(), slot.clone(), handle.clone());
         Rc::new(move |_from, request| {
-            let (slot, handle) = (slot.clone(), handle.clone());
-            Box::pin(async move { slot.answer(&handle, request).await })
+            let (common, slot, handle) = (common.clone(), slot.clone(), handle.clone());
+            Box::pin(async move { slot.answer(&common, &handle, request).await })
         })
     };
     let links: Rc<dyn Carrier> = endpoint.attach(handler);
@@ -132,9 +151,17 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
     };
+    let _ = slot.door.set(door.clone());
     let carrier: Rc<dyn Carrier> = match &peers {
         None => links.clone(),
-        Some(peers) => Rc::new(RemoteCarrier::new(links.clone(), peers.clone())),
+        Some(peers) => {
+            let carrier = RemoteCarrier::new(links.clone(), peers.clone());
+            let _ = slot.peers.set((peers.clone(), carrier.clone()));
+            if common.state.certificates.validity().is_some() {
+                rt::spawn(Queue::Background, certificates::follow(common.clone(), peers.clone()));
+            }
+            Rc::new(carrier)
+        }
     };
     let options = ShardOptions {
         id,
@@ -196,9 +223,6 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     }
     slot.finished.notified().await;
     rt::sleep(LAST_REPLY).await;
-    if let Some(peers) = peers {
-        peers.stop().await;
-    }
     Ok(())
 }
 
@@ -214,15 +238,47 @@ fn hello(common: &Common) -> Hello {
     }
 }
 
-/// What peers meet: nobody until the shard is open.
+/// What peers meet: nobody before the shard is open, and nobody once it stops.
 #[derive(Default)]
 struct Door {
     service: OnceCell<RemoteService>,
+    closed: Cell<bool>,
+    inside: Rc<Cell<usize>>,
+    left: Notify,
 }
+
+/// How long requests that are being answered may keep a stop waiting.
+const DOOR_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Door {
     fn open(&self, service: RemoteService) {
         let _ = self.service.set(service);
+    }
+
+    /// Answers no new request, and waits for those under way.
+    async fn close(&self) {
+        self.closed.set(true);
+        let until = rt::now() + DOOR_PATIENCE;
+        while self.inside.get() > 0 && rt::now() < until {
+            let _ = rt::timeout(until - rt::now(), self.left.notified()).await;
+        }
+    }
+}
+
+/// One request inside; also leaves when its future is dropped.
+struct Inside(Rc<Cell<usize>>, Notify);
+
+impl Inside {
+    fn enter(door: &Door) -> Inside {
+        door.inside.set(door.inside.get() + 1);
+        Inside(door.inside.clone(), door.left.clone())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+        self.1.notify_all();
     }
 }
 
@@ -240,8 +296,21 @@ impl Service for Door {
 
     fn serve(&self, connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
         match self.service.get() {
-            Some(service) => service.serve(connection, request),
-            None => Box::pin(std::future::ready(None)),
+            Some(service) if !self.closed.get() => {
+                let inside = Inside::enter(self);
+                let answered = service.serve(connection, request);
+                Box::pin(async move {
+                    let answer = answered.await;
+                    drop(inside);
+                    answer
+                })
+            }
+            _ => {
+                let header = request.header;
+                let refusal = Refusal::new(status::UNAVAILABLE, "this shard is not open, or is stopping".to_owned());
+                let answer = (header.kind == Kind::Request).then(|| refusal.reply(header.operation, header.lane));
+                Box::pin(std::future::ready(answer))
+            }
         }
     }
 

@@ -16,6 +16,7 @@
 //! | `greeting` | stream 0: proof and hello as bytes |
 //! | `proof` | who knows the secret |
 //! | `tls` | certificates and QUIC's parameters |
+//! | `certificates` | whether files can be used, and until when |
 //! | `admission` | what strangers may cost |
 //! | `outbox` | datagrams on their way to the socket |
 //! | `ceiling` | what `narad-bench peer` measures against |
@@ -24,6 +25,7 @@ mod admission;
 mod buffers;
 #[doc(hidden)]
 pub mod ceiling;
+mod certificates;
 mod endpoint;
 mod frames;
 #[doc(hidden)]
@@ -44,6 +46,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use certificates::{check_files, wall_clock, Validity};
 pub use endpoint::PeerEndpoint;
 pub use metrics::PeerMetrics;
 

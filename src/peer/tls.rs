@@ -34,8 +34,14 @@ pub(super) struct Tls {
     checks_peers: bool,
 }
 
-fn named(what: &str, path: &std::path::Path, error: impl std::fmt::Display) -> String {
-    format!("cannot use {} as the cluster's {what}: {error}", path.display())
+/// `what`: certificate, private key or authorities, each with its setting.
+pub(super) fn named((what, path): (&str, &std::path::Path), error: impl std::fmt::Display) -> String {
+    let setting = match what {
+        "certificate" => "security.cluster_tls_cert_file",
+        "private key" => "security.cluster_tls_key_file",
+        _ => "security.cluster_tls_ca_file",
+    };
+    format!("{setting}: cannot use {} as the cluster's {what}: {error}", path.display())
 }
 
 fn self_signed() -> Result<(X509, PKey<Private>), ErrorStack> {
@@ -76,11 +82,11 @@ fn ephemeral() -> Result<SslContextBuilder, ErrorStack> {
 fn from_files(files: &TlsFiles) -> Result<SslContextBuilder, String> {
     let mut builder = SslContextBuilder::new(SslMethod::tls()).map_err(|error| error.to_string())?;
     let certificate = builder.set_certificate_chain_file(&files.certificate);
-    certificate.map_err(|error| named("certificate", &files.certificate, error))?;
+    certificate.map_err(|error| named(("certificate", &files.certificate), error))?;
     let key = builder.set_private_key_file(&files.key, SslFiletype::PEM);
-    key.map_err(|error| named("private key", &files.key, error))?;
-    builder.check_private_key().map_err(|error| named("private key", &files.key, error))?;
-    builder.set_ca_file(&files.authorities).map_err(|error| named("authorities", &files.authorities, error))?;
+    key.map_err(|error| named(("private key", &files.key), error))?;
+    builder.check_private_key().map_err(|error| named(("private key", &files.key), error))?;
+    builder.set_ca_file(&files.authorities).map_err(|error| named(("authorities", &files.authorities), error))?;
     // Never quiche's own switch: its server would still admit whoever shows nothing.
     builder.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
     Ok(builder)

@@ -3,6 +3,7 @@
 //! Counters live where they are counted, one writer each; this module has the cells they are made of, the text format,
 //! and the rendering of what shards and process report. Each series is rendered in one place only.
 
+mod cluster;
 mod counter;
 mod exposition;
 mod logging;
@@ -11,6 +12,7 @@ mod process;
 mod shards;
 mod vitals;
 
+pub use cluster::ClusterMetrics;
 pub use counter::{Counter, DurationHistogram};
 pub use exposition::{Exposition, Kind};
 pub use logging::install_logging;

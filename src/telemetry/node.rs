@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use narad_shards::metrics::{ShardMetrics, REJECTIONS};
 
+use super::cluster::{render_cluster, ClusterMetrics};
 use super::exposition::{Exposition, Kind};
 
 /// What no shard knows. `None`: could not be found out.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct NodeMetrics {
     pub data_dir_bytes: Option<u64>,
     pub data_dir_available_bytes: Option<u64>,
@@ -25,6 +26,7 @@ pub struct NodeMetrics {
     pub all_answered_ms: u64,
     /// Shards that a scrape did not wait for any longer.
     pub answers_late: u64,
+    pub cluster: ClusterMetrics,
 }
 
 pub fn render_node(page: &mut Exposition, node: &NodeMetrics, shards: &[ShardMetrics]) {
@@ -60,6 +62,7 @@ pub fn render_node(page: &mut Exposition, node: &NodeMetrics, shards: &[ShardMet
     for figures in ["vitals", "inventory"] {
         page.sample(&[("loop", &figures)], node.all_answered_ms as f64 / 1000.0);
     }
+    render_cluster(page, &node.cluster, shards);
     render_retention(page, shards);
     render_rejections(page, shards);
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::credit::Credits;
+use super::figures::{CallKind, CallMetrics, CallOutcome, Calls};
 use super::{CallError, PeerBook, Transport, CALL_BUDGET_MIN};
 use crate::api::{ConsumeError, SettleStatus};
 use crate::meta::{guessed_shard, home_shard, Address, Destination, Incarnation, NodeId, ShardId};
@@ -39,6 +40,7 @@ struct Shared {
     peers: RefCell<Arc<PeerBook>>,
     routes: RefCell<BTreeMap<(NodeId, Destination), ShardId>>,
     credits: Credits,
+    calls: RefCell<Calls>,
 }
 
 /// Why there is no answer.
@@ -57,8 +59,14 @@ impl RemoteCarrier {
             peers: RefCell::default(),
             routes: RefCell::default(),
             credits: Credits::default(),
+            calls: RefCell::default(),
         };
         RemoteCarrier { shared: Rc::new(shared) }
+    }
+
+    /// Calls of this shard to other nodes. Messages that nobody answers are not among them.
+    pub fn metrics(&self) -> Vec<CallMetrics> {
+        self.shared.calls.borrow().read()
     }
 }
 
@@ -159,15 +167,18 @@ impl Shared {
     }
 
     async fn ask(self: Rc<Self>, node: NodeId, request: Request) -> Result<Reply, Lost> {
-        let failed = failure_reply(&request);
-        match self.exchange(node, request).await {
+        let (failed, kind) = (failure_reply(&request), CallKind::of(&request));
+        match self.exchange(node, request, kind).await {
             Ok(reply) => Ok(reply),
             Err(failure) => failed(failure),
         }
     }
 
-    async fn exchange(&self, node: NodeId, request: Request) -> Result<Reply, Failure> {
-        let (shard, address) = self.address_of(node, &request)?;
+    async fn exchange(&self, node: NodeId, request: Request, kind: CallKind) -> Result<Reply, Failure> {
+        let started = rt::now();
+        let count = |outcome| self.calls.borrow_mut().count(kind, outcome, rt::now() - started);
+        let found = self.address_of(node, &request);
+        let (shard, address) = found.inspect_err(|_| count(CallOutcome::Failed))?;
         let (destination, budget) = (partition_of(&request), budget_of(&request).max(CALL_BUDGET_MIN));
         let settles = if let Request::Settle { settles, .. } = &request { settles.len() } else { 0 };
         let frame = wire::ask(&request, budget);
@@ -179,14 +190,22 @@ impl Shared {
             true => self.commit(address, frame, budget).await,
             false => self.transport.call(address, frame).await,
         };
+        let in_time = rt::now() - started < budget;
         match answered {
-            Ok(incoming) => self.answered(node, (shard, destination, settles), &incoming),
+            Ok(incoming) => {
+                count(outcome_of(&incoming));
+                self.answered(node, (shard, destination, settles), &incoming)
+            }
             Err(CallError::NotSent(text)) => {
+                count(if in_time { CallOutcome::Failed } else { CallOutcome::Timeout });
                 // Whoever comes back there may have other shards (E43).
                 self.routes.borrow_mut().retain(|(other, _), _| *other != node);
                 Err(Failure::NotSent(text))
             }
-            Err(CallError::Unknown(text)) => Err(Failure::Unknown(text)),
+            Err(CallError::Unknown(text)) => {
+                count(if in_time { CallOutcome::Error } else { CallOutcome::Timeout });
+                Err(Failure::Unknown(text))
+            }
         }
     }
 
@@ -248,6 +267,14 @@ impl Shared {
             }
             routes.insert((node, destination), served);
         }
+    }
+}
+
+/// How a call ended that was answered.
+fn outcome_of(incoming: &Incoming) -> CallOutcome {
+    match incoming.header.status {
+        status::OK | status::NOTHING => CallOutcome::Ok,
+        _ => CallOutcome::Rejected,
     }
 }
 

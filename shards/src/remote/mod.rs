@@ -6,6 +6,7 @@
 
 mod carrier;
 mod credit;
+mod figures;
 mod late;
 mod permits;
 mod service;
@@ -23,6 +24,7 @@ use crate::peer::LocalBoxFuture;
 use crate::wire::{Incoming, Outgoing};
 
 pub use carrier::RemoteCarrier;
+pub use figures::{CallMetrics, OUTCOMES};
 pub use service::RemoteService;
 
 /// Everything a shard knows of the other nodes at one instant. Replaced as a whole by the control thread.

@@ -216,9 +216,14 @@ impl Driver {
             return;
         }
         self.is_imaging = true;
+        let started = rt::now();
         let (consensus, taking) = (self.consensus.clone(), self.consensus.applier.take_image());
         rt::spawn(Queue::Background, async move {
             let taken = taking.await;
+            if taken.is_ok() {
+                let took = (rt::now() - started).as_micros() as u64;
+                consensus.watch.snapshot_micros.store(took.max(1), std::sync::atomic::Ordering::Relaxed);
+            }
             consensus.request(Request::ImageTaken(taken));
         });
     }
@@ -229,7 +234,10 @@ impl Driver {
             Ok(index) => index,
             Err(error) => {
                 self.consensus.watch.snapshot_failures.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                tracing::warn!(error, "consensus: no metadata snapshot could be made; the log grows until one is");
+                tracing::error!(
+                    err = error,
+                    "metastore: could not copy the database for a raft snapshot; the log grows until one is made"
+                );
                 return Ok(());
             }
         };

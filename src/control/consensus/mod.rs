@@ -179,6 +179,7 @@ impl Consensus {
             stopped: RefCell::default(),
             watch,
         });
+        consensus.watch.heard(rt::now());
         consensus.publish(&core);
         rt::spawn(Queue::Foreground, driver::run(consensus.clone(), core));
         rt::spawn(Queue::Foreground, forward::keep_own_address(consensus.clone()));
@@ -356,6 +357,7 @@ impl Consensus {
             return;
         }
         self.contact.set(Some(rt::now()));
+        self.watch.heard(rt::now());
         if let Some(commit) = codec::leader_commit(message) {
             self.heard_commit(commit);
         }
@@ -414,6 +416,7 @@ impl Consensus {
             let mut status = self.status.borrow_mut();
             (status.leads, status.is_established, status.candidate, status.leader) = (false, false, false, 0);
             self.watch.tell(&status);
+            self.watch.state.store(3, Relaxed);
         }
         self.requests.borrow_mut().clear();
         self.waiters.borrow_mut().clear();

@@ -148,13 +148,21 @@ impl Controller {
             }
             commands
         };
+        let mut pruned = 0;
         for command in commands {
             if !self.leads_in(term) {
                 return Ok(());
             }
-            if let Outcome::Refused(refusal) = self.log.propose(command.clone()).await? {
-                tracing::debug!(?command, ?refusal, "controller: the metadata has changed since the plan was made");
+            let prunes = matches!(command, Command::PruneAssignment { .. });
+            match self.log.propose(command.clone()).await? {
+                Outcome::Refused(refusal) => {
+                    tracing::debug!(?command, ?refusal, "controller: the metadata has changed since the plan was made");
+                }
+                _ => pruned += usize::from(prunes),
             }
+        }
+        if pruned > 0 {
+            tracing::info!(rows = pruned, "controller: pruned assignment rows");
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::peer::LocalBoxFuture;
-use narad_shards::remote::Transport;
+use narad_shards::remote::{CallError, Transport};
 use narad_shards::rt::sync::Lock;
 use narad_shards::rt::{self, Instant};
 use narad_shards::wire::{operation, status, Incoming, Outgoing};
@@ -69,6 +69,8 @@ pub struct Membership {
     said: RefCell<BTreeMap<String, Instant>>,
     /// Since when heartbeats fail, and how many have.
     failing: Cell<Option<(Instant, u32)>>,
+    /// When a heartbeat last succeeded, ms since the epoch; 0 before the first.
+    success_ms: Cell<u64>,
     /// Why this node has not got its vote, as the leader said last.
     deferred: RefCell<String>,
 }
@@ -93,6 +95,7 @@ impl Membership {
             changing: Lock::default(),
             said: RefCell::default(),
             failing: Cell::new(None),
+            success_ms: Cell::new(0),
             deferred: RefCell::default(),
         })
     }
@@ -149,7 +152,13 @@ impl Membership {
         }
     }
 
+    /// Heartbeats that failed in a row, and when one last succeeded, ms since the epoch (0: never).
+    pub fn heartbeats(&self) -> (u64, u64) {
+        (self.failing.get().map_or(0, |(_, failures)| failures.into()), self.success_ms.get())
+    }
+
     fn heartbeat_went_well(&self) {
+        self.success_ms.set(rt::wall_clock_ms());
         let Some((since, failures)) = self.failing.take() else { return };
         let failing_for = rt::now().saturating_since(since);
         if failures >= FAILURES_SAID && failing_for >= FAILING_SAID {
@@ -359,7 +368,8 @@ impl Membership {
         };
         match self.transport.call(address, wire::forget_request(node, FORGET_BUDGET)).await {
             Ok(reply) => wire::read_answer(&reply),
-            Err(error) => refusal(status::UNAVAILABLE, "unavailable", &format!("the leader: {}", error.text())),
+            Err(CallError::NotSent(why)) => refusal(status::UNAVAILABLE, "unavailable", &format!("the leader: {why}")),
+            Err(CallError::Unknown(why)) => refusal(status::UNAVAILABLE, "unknown", &format!("the leader: {why}")),
         }
     }
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use narad_shards::api::MetaReply;
+use narad_shards::api::{MemberStatus, MetaReply};
 
 use super::*;
 use crate::config::{LogFormat, LogLevel};
@@ -62,6 +62,52 @@ fn operations_8_fields_of_one_alter_with_different_outcomes_have_lines_of_their_
         "INFO event=topic.alter actor=\"\" target=gone status=404 outcome=rejected fields=retention_ms,partitions",
     ];
     assert_eq!(lines, expected);
+}
+
+#[test]
+fn http_api_21_1_members_are_listed_as_this_node_sees_them() {
+    run(|world| async move {
+        let member = |id: &str, alive| MemberStatus {
+            id: id.to_owned(),
+            address: format!("{id}:7942"),
+            alive,
+            draining: !alive,
+            owned_partitions: 3,
+            voter: alive,
+            leader: alive,
+            heartbeat_age_seconds: 4,
+        };
+        let reply = MetaReply::Members(vec![member("a", true), member("b", false)]);
+        world.broker().change_replies.borrow_mut().push_back(reply);
+        let answer = world.ask("GET", "/v1/cluster/members", "", b"").await;
+        let shown = |id, alive: bool, status| {
+            format!(
+                "{{\"addr\":\"{id}:7942\",\"draining\":{},\"heartbeat_age_seconds\":4,\"id\":\"{id}\",\"leader\":{alive},\
+                 \"outbound_moves\":0,\"owned_partitions\":3,\"status\":\"{status}\",\"voter\":{alive}}}",
+                !alive
+            )
+        };
+        let expected = format!("{{\"members\":[{},{}]}}\n", shown("a", true, "alive"), shown("b", false, "dead"));
+        answer.expect(200, &expected);
+        let detailed = world.ask("GET", "/v1/cluster/members?detail=true", "", b"").await;
+        assert!(detailed.text().contains("\"status_error\":\""), "{}", detailed.text());
+        assert_eq!(world.ask("GET", "/v1/cluster/members?detail=2", "", b"").await.status, 400);
+    });
+}
+
+#[test]
+fn http_api_21_6_a_forget_answers_and_is_audited() {
+    let lines = audited(|world| async move {
+        let forget = || world.ask("POST", "/v1/cluster/members/n4/forget", JSON, b"");
+        forget().await.expect(200, "{\"id\":\"n4\",\"voter\":true}\n");
+        let refused = MetaReply::Refused { status: 409, why: "\"n4\" has a member record".to_owned() };
+        let unavailable = MetaReply::Unavailable("no leader".to_owned());
+        world.broker().change_replies.borrow_mut().extend([refused, unavailable, MetaReply::Unknown("x".to_owned())]);
+        forget().await.expect(409, "{\"error\":\"\\\"n4\\\" has a member record\"}\n");
+        assert_eq!((forget().await.status, forget().await.status), (503, 503));
+    });
+    let expected = ["200 outcome=ok", "409 outcome=rejected", "503 outcome=failed", "503 outcome=unknown"];
+    assert_eq!(lines, expected.map(|end| format!("INFO event=cluster.forget actor=\"\" target=n4 status={end}")));
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::api::{
-    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
-    SettleStatus,
+    ConsumeError, Delivery, MemberStatus, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt,
+    Settle, SettleStatus,
 };
 use narad_shards::io::Slice;
 use narad_shards::meta::{Incarnation, TopicMeta};
@@ -216,6 +216,8 @@ impl Broker for FakeBroker {
                 MetaReply::Altered(topic.clone())
             }
             (None, MetaCommand::ConfirmGone { .. }) => MetaReply::NotGone,
+            (None, MetaCommand::ListMembers) => MetaReply::Members(vec![MemberStatus::default()]),
+            (None, MetaCommand::ForgetServer { .. }) => MetaReply::Forgotten { voter: true },
         }
     }
 

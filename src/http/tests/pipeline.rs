@@ -59,8 +59,8 @@ fn routes_that_are_not_built_answer_501() {
             ("POST", "/v1/topics/t/children/c/pause", "remote children are not available on this node"),
             ("GET", "/v1/users", "users are not available on this node yet"),
             ("PUT", "/v1/users/u/password", "users are not available on this node yet"),
-            ("GET", "/v1/cluster/members", "cluster management is not available on this node yet"),
-            ("POST", "/v1/cluster/members/x/forget", "cluster management is not available on this node yet"),
+            ("GET", "/v1/cluster/moves", "cluster management is not available on this node yet"),
+            ("POST", "/v1/cluster/members/x/decommission", "cluster management is not available on this node yet"),
             ("GET", "/v1/remotes", "remotes are not available on this node"),
             ("POST", "/v1/cluster/reencrypt-remotes", "remotes are not available on this node"),
         ] {

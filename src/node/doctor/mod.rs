@@ -7,6 +7,7 @@
 
 mod block;
 mod environment;
+mod peers;
 mod probe;
 mod start;
 mod tuning;

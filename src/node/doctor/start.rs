@@ -11,7 +11,7 @@ use narad_shards::meta::ShardId;
 use super::super::data_dir::{self, DataDir};
 use super::super::placement::{self, CpuPlan};
 use super::super::{cgroup, filesystem, lock, machine, ports, shard_thread, Allowance, Refusal};
-use super::{Check, Machine};
+use super::{peers, Check, Machine};
 use crate::config::{format_bytes, Config};
 
 /// What the other checks go on from.
@@ -35,6 +35,7 @@ pub(super) fn checks(config: &Config, machine: &Machine, checks: &mut Vec<Check>
     kernel(config, machine, shards, checks);
     data_directory(config, shards, &mut found, checks);
     addresses(config, shards, found.holder.as_deref(), checks);
+    peers::checks(config, &node_id(config, found.directory.as_deref()), shards, found.holder.as_deref(), checks);
     found
 }
 
@@ -268,6 +269,16 @@ fn judge_owner(directory: &Path, me: Option<u32>) -> Check {
         ),
         _ => Check::ok(ID, format!("{shown}, mode {mode:04o}, owned by this user")),
     }
+}
+
+/// The name that a start would give this node; the configured one, should the directory not tell.
+fn node_id(config: &Config, directory: Option<&Path>) -> String {
+    let configured = config.cluster.node_id.as_deref();
+    let host_name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let plan = directory.and_then(|root| {
+        data_dir::plan_identity(&DataDir { root: root.to_owned() }, configured, host_name.trim()).ok()
+    });
+    plan.map_or_else(|| configured.unwrap_or(host_name.trim()).to_owned(), |plan| plan.node_id().to_owned())
 }
 
 /// Ids and metadata of an existing directory; what its WAL and logs hold is found out by the start's recovery.

@@ -9,10 +9,10 @@ use boring::hash::MessageDigest;
 use boring::nid::Nid;
 use boring::pkey::{PKey, Private};
 use boring::x509::extension::{BasicConstraints, ExtendedKeyUsage, SubjectAlternativeName};
-use boring::x509::{X509Name, X509};
+use boring::x509::{X509Extension, X509Name, X509};
 
 use super::*;
-use crate::peer::{TlsFiles, SHARED_NAME};
+use crate::peer::{check_files, wall_clock, TlsFiles, SHARED_NAME};
 
 struct Authority {
     certificate: X509,
@@ -26,6 +26,12 @@ fn key() -> PKey<Private> {
 
 /// A certificate for `name`, signed by `by`, or an authority that signs itself.
 fn certificate(name: &str, by: Option<&Authority>) -> Authority {
+    let both = ExtendedKeyUsage::new().server_auth().client_auth().build().expect("extension");
+    certificate_for(name, by, both, 2)
+}
+
+/// The same for one usage, or one that ends in `days`.
+fn certificate_for(name: &str, by: Option<&Authority>, usage: X509Extension, days: u32) -> Authority {
     let key = key();
     let mut subject = X509Name::builder().expect("a name");
     subject.append_entry_by_text("CN", name).expect("a name");
@@ -36,14 +42,13 @@ fn certificate(name: &str, by: Option<&Authority>) -> Authority {
     builder.set_serial_number(&serial).expect("serial");
     builder.set_subject_name(&subject).expect("subject");
     builder.set_issuer_name(by.map_or(&subject, |by| by.certificate.subject_name())).expect("issuer");
-    let (before, after) = (Asn1Time::days_from_now(0).expect("now"), Asn1Time::days_from_now(2).expect("later"));
+    let (before, after) = (Asn1Time::days_from_now(0).expect("now"), Asn1Time::days_from_now(days).expect("later"));
     builder.set_not_before(&before).expect("dates");
     builder.set_not_after(&after).expect("dates");
     builder.set_pubkey(&key).expect("key");
     let extension = match by {
         None => BasicConstraints::new().critical().ca().build().expect("extension"),
         Some(_) => {
-            let usage = ExtendedKeyUsage::new().server_auth().client_auth().build().expect("extension");
             builder.append_extension(&usage).expect("extension");
             let context = builder.x509v3_context(None, None);
             SubjectAlternativeName::new().dns(name).build(&context).expect("extension")
@@ -141,4 +146,31 @@ fn e49_new_certificates_are_for_new_connections_and_a_bad_set_changes_nothing() 
         let d = start(&handle, &Counting::new("fourth", 4), theirs);
         ask(&a, d.local_addr()).await.map(drop).expect_err("a new one is of another authority");
     });
+}
+
+#[test]
+fn operations_3_7_files_that_no_peer_would_trust_are_refused_by_setting() {
+    let (ours, foreign) = (certificate("ours", None), certificate("foreign", None));
+    let good = Files::new("check-good", &certificate(SHARED_NAME, Some(&ours)), &ours);
+    let validity = check_files(&good.1).expect("peers trust it");
+    let two_days = 2 * 86_400;
+    assert!((validity.leaf - wall_clock() - two_days).abs() < 60, "{validity:?}");
+    assert!((validity.authorities - wall_clock() - two_days).abs() < 60, "{validity:?}");
+
+    let server = || ExtendedKeyUsage::new().server_auth().build().expect("extension");
+    let stranger = Files::new("check-stranger", &certificate(SHARED_NAME, Some(&foreign)), &ours);
+    let misnamed = Files::new("check-misnamed", &certificate("client.example", Some(&ours)), &ours);
+    let half = Files::new("check-half", &certificate_for(SHARED_NAME, Some(&ours), server(), 2), &ours);
+    for (files, says) in [(&stranger, "refuse each other"), (&misnamed, SHARED_NAME), (&half, "TLS client")] {
+        let error = check_files(&files.1).expect_err(says);
+        assert!(error.starts_with("security.cluster_tls_cert_file: cannot use ") && error.contains(says), "{error}");
+    }
+    let over = Files::new("check-over", &certificate_for(SHARED_NAME, Some(&ours), server(), 0), &ours);
+    assert!(check_files(&over.1).expect("a node whose certificate has expired starts").has_expired(wall_clock()));
+    std::fs::write(&good.1.key, b"no key").expect("writable");
+    let error = check_files(&good.1).expect_err("no key");
+    assert!(error.starts_with("security.cluster_tls_key_file: "), "{error}");
+    std::fs::remove_file(&good.1.authorities).expect("it is there");
+    let error = check_files(&good.1).expect_err("no authorities");
+    assert!(error.starts_with("security.cluster_tls_ca_file: ") && error.contains("ca.pem"), "{error}");
 }

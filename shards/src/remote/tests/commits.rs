@@ -7,7 +7,7 @@ use super::world::{run, text, Node, World, LIFE, MS, SECOND, TOPIC};
 use crate::api::SettleMode;
 use crate::io::Slice;
 use crate::meta::{Address, Destination, NodeId};
-use crate::peer::{CommitBatch, CommitError, Record, Reply, Request};
+use crate::peer::{Carrier, CommitBatch, CommitError, Record, Reply, Request};
 use crate::rt;
 
 fn batch(partition: u32, payload: &str) -> CommitBatch {
@@ -189,5 +189,37 @@ fn e56_a_synchronous_produce_walks_past_dead_owners_and_is_answered_after_the_co
         for _ in 0..2 {
             assert!(world.consume(&nodes[0], 0, None, 50 * MS).await.is_some(), "visible already");
         }
+    });
+}
+
+#[test]
+fn calls_are_counted_by_operation_and_by_how_they_ended() {
+    run(29, 3, 1, &[2, 3], |world, nodes| async move {
+        let (two, three) = (Address::remote(NodeId(2)), Address::remote(NodeId(3)));
+        assert_eq!(commit(&world, &nodes[0], two, batch(0, "x")).await, Ok(0));
+        assert_eq!(commit(&world, &nodes[0], three, batch(0, "x")).await, Err(CommitError::NotOwner));
+        assert!(world.consume(&nodes[0], 0, Some(1), MS).await.is_none());
+        world.set_dead(&[3]);
+        world.tell(&nodes[0]).await;
+        let carrier = nodes[0].carriers[0].clone();
+        let asked = carrier.clone();
+        let dead =
+            world.on(&nodes[0], async move { asked.call(three, Request::Stats { incarnation: LIFE }).await }).await;
+        assert!(dead.is_err(), "{dead:?}");
+        let calls = carrier.metrics();
+        let of = |operation| calls.iter().find(|call| call.operation == operation).expect(operation);
+        assert_eq!(of("commit").outcomes, [1, 1, 0, 0, 0]);
+        assert_eq!(of("commit").round_trip_us.len(), 2);
+        assert_eq!(of("stats").outcomes, [0, 0, 1, 0, 0]);
+        assert_eq!(of("stats").round_trip_us.len(), 0, "nothing came back");
+        assert!(calls.iter().all(|call| call.operation != "ack_batch"), "{calls:?}");
+        let former = nodes.into_iter().nth(1).expect("three nodes");
+        world.kill(former);
+        let late = batch(0, "x");
+        let asked = carrier.clone();
+        let call = Request::Commit(CommitBatch { budget: SECOND, ..late });
+        drop(asked.call(two, call).await);
+        let commits = carrier.metrics().into_iter().find(|call| call.operation == "commit").expect("asked");
+        assert_eq!(commits.outcomes[3], 1, "a silent peer: {commits:?}");
     });
 }

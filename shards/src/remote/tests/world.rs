@@ -34,6 +34,8 @@ pub const SECOND: Duration = Duration::from_secs(1);
 pub struct Node {
     pub number: u64,
     pub shards: Vec<Shard>,
+    /// What each shard asks other nodes with.
+    pub carriers: Vec<RemoteCarrier>,
     /// Kept: a link that is dropped is closed.
     _links: Vec<Rc<Links>>,
 }
@@ -171,7 +173,7 @@ impl World {
             Box::pin(std::future::ready(reply))
         });
         let mut links = vec![control.attach(answer)];
-        let mut shards = Vec::new();
+        let (mut shards, mut carriers) = (Vec::new(), Vec::new());
         for (id, end) in (0..).zip(ends) {
             let slot: Rc<OnceCell<Shard>> = Rc::default();
             let (own, calls) = (slot.clone(), self.ring_calls.clone());
@@ -188,6 +190,7 @@ impl World {
             let ring = end.attach(handler);
             links.push(ring.clone());
             let carrier = RemoteCarrier::new(ring, self.network.transport(address(number, id)));
+            carriers.push(carrier.clone());
             let options = ShardOptions {
                 id,
                 disk: disk.clone(),
@@ -215,7 +218,7 @@ impl World {
             self.network.listen(number as u32, address(number, id), service);
             shards.push(shard);
         }
-        Node { number, shards, _links: links }
+        Node { number, shards, carriers, _links: links }
     }
 
     /// Everybody sees the world as it is now.
