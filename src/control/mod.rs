@@ -61,6 +61,11 @@ pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
 pub use watch::{ConsensusWatch, MetastoreWatch};
 pub use wire::{answer_status, ask_status};
 
+/// Lets go of the space kept back beside the metadata in `directory`: nothing will be changed there any more.
+pub fn give_ballast(directory: &std::path::Path) {
+    ballast::Ballast::beside(directory).give();
+}
+
 /// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
 pub trait Log {
     /// Resolves once the command is decided, applied here and visible on every shard.

@@ -1,6 +1,6 @@
 //! One shard's thread: its ring, its disk, its shard, its listener.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use narad_shards::rt::{self, sync::Notify, Queue};
 use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::spsc::{Endpoint, Handler};
-use narad_shards::wire::{Incoming, Outgoing};
+use narad_shards::wire::{status, Incoming, Kind, Outgoing, Refusal};
 
 use super::broker::ShardBroker;
 use super::certificates;
@@ -58,6 +58,8 @@ struct Slot {
     serving: RefCell<Option<Rc<Serving<ShardBroker>>>>,
     /// Of a shard in a cluster: its endpoint of the peer plane, and what it asks other nodes with.
     peers: OnceCell<(Rc<PeerEndpoint>, RemoteCarrier)>,
+    /// Where other nodes come in, on a node of a cluster.
+    door: OnceCell<(Rc<Door>, Rc<PeerEndpoint>)>,
     /// The shutdown was answered.
     finished: Notify,
 }
@@ -102,6 +104,17 @@ impl Slot {
                 Reply::Metrics(Box::new(metrics))
             }
             Request::Vitals => Reply::Vitals(Box::new(shard.vitals(handle.metrics()))),
+            Request::Quiesce => {
+                let reply = shard.handle(Request::Quiesce).await;
+                if let Some((door, endpoint)) = self.door.get() {
+                    // Before any shard writes its last positions: an ack of another node's client that came after
+                    // them would be answered and lost.
+                    shard.queues().release_waiters();
+                    door.close().await;
+                    endpoint.stop().await;
+                }
+                reply
+            }
             Request::Shutdown => {
                 let reply = shard.handle(Request::Shutdown).await;
                 self.finished.notify_one();
@@ -139,6 +152,9 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
     };
+    if let Some(peers) = &peers {
+        let _ = slot.door.set((door.clone(), peers.clone()));
+    }
     let carrier: Rc<dyn Carrier> = match &peers {
         None => links.clone(),
         Some(peers) => {
@@ -210,9 +226,6 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     }
     slot.finished.notified().await;
     rt::sleep(LAST_REPLY).await;
-    if let Some(peers) = peers {
-        peers.stop().await;
-    }
     Ok(())
 }
 
@@ -228,15 +241,47 @@ fn hello(common: &Common) -> Hello {
     }
 }
 
-/// What peers meet: nobody until the shard is open.
+/// What peers meet: nobody before the shard is open, and nobody once it stops.
 #[derive(Default)]
 struct Door {
     service: OnceCell<RemoteService>,
+    closed: Cell<bool>,
+    inside: Rc<Cell<usize>>,
+    left: Notify,
 }
+
+/// How long requests that are being answered may keep a stop waiting.
+const DOOR_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Door {
     fn open(&self, service: RemoteService) {
         let _ = self.service.set(service);
+    }
+
+    /// Answers no new request, and waits for those under way.
+    async fn close(&self) {
+        self.closed.set(true);
+        let until = rt::now() + DOOR_PATIENCE;
+        while self.inside.get() > 0 && rt::now() < until {
+            let _ = rt::timeout(until - rt::now(), self.left.notified()).await;
+        }
+    }
+}
+
+/// One request inside; also leaves when its future is dropped.
+struct Inside(Rc<Cell<usize>>, Notify);
+
+impl Inside {
+    fn enter(door: &Door) -> Inside {
+        door.inside.set(door.inside.get() + 1);
+        Inside(door.inside.clone(), door.left.clone())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+        self.1.notify_all();
     }
 }
 
@@ -254,8 +299,21 @@ impl Service for Door {
 
     fn serve(&self, connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
         match self.service.get() {
-            Some(service) => service.serve(connection, request),
-            None => Box::pin(std::future::ready(None)),
+            Some(service) if !self.closed.get() => {
+                let inside = Inside::enter(self);
+                let answered = service.serve(connection, request);
+                Box::pin(async move {
+                    let answer = answered.await;
+                    drop(inside);
+                    answer
+                })
+            }
+            _ => {
+                let header = request.header;
+                let refusal = Refusal::new(status::UNAVAILABLE, "this shard is not open, or is stopping".to_owned());
+                let answer = (header.kind == Kind::Request).then(|| refusal.reply(header.operation, header.lane));
+                Box::pin(std::future::ready(answer))
+            }
         }
     }
 

@@ -5,20 +5,24 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use narad_shards::io::system;
 use narad_shards::meta::{Address, ShardId};
 use narad_shards::peer::{Carrier, Request};
 use narad_shards::rt;
 
 use super::broker::NodeState;
-use crate::control::Stopped;
+use crate::control::{self, Stopped};
 
 /// Part of the grace in which connections are still accepted; the rest is for requests that come at its end.
 const NOTICE: f64 = 0.75;
+/// With less than that free, the last writes of a stop may not fit.
+const ROOM_BYTES: u64 = 64 << 20;
 /// How often is looked whether balancers have seen that the node is not ready.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Stops all shards. `hand_over` gives the leadership away, if this node has it. `cause` is why the node stops unasked, because it can no longer store metadata (K17): then the same
-/// is done as far as the disk still allows, and what it was is the error.
+/// Stops all shards. `hand_over` gives the leadership away, if this node has it. `cause` is why the node stops unasked,
+/// because it can no longer store metadata (K17): then the same is done as far as the disk still allows, and what it was
+/// is the error.
 pub async fn stop(
     state: &NodeState,
     grace: Duration,
@@ -29,6 +33,7 @@ pub async fn stop(
     stop_serving(state, grace, links, hand_over).await;
     let end = async {
         ask_all(links, state.shards, || Request::Quiesce).await;
+        make_room(state).await;
         ask_all(links, state.shards, || Request::Shutdown).await;
     };
     let Some(cause) = cause else {
@@ -39,6 +44,19 @@ pub async fn stop(
     let ended = rt::timeout(grace, Box::pin(end)).await;
     let hangs = if ended.is_ok() { "" } else { " (the shards could not be stopped in order either)" };
     Err(format!("metadata can no longer be stored: {}{hangs}", cause.why))
+}
+
+/// The last positions of consumers are worth more than space kept back for metadata that nobody will change any more:
+/// without them a stop on a full disk brings acked records back. The next start takes the space again.
+async fn make_room(state: &NodeState) {
+    let root = state.figures.data_root.clone();
+    let give = move || {
+        let facts = system::file_system(&root);
+        if facts.is_ok_and(|facts| facts.available_bytes < ROOM_BYTES) {
+            control::give_ballast(&root.join("metastore"));
+        }
+    };
+    rt::blocking(give).await;
 }
 
 /// Not ready first; then everything is answered as before while somebody has to learn of it: balancers, and clients

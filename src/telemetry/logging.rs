@@ -11,6 +11,7 @@ use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::config::{format_time, LogFormat, LogLevel};
@@ -31,7 +32,11 @@ where
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Error => LevelFilter::ERROR,
     };
-    tracing_subscriber::fmt().with_max_level(level).event_format(Lines { format }).with_writer(writer).finish()
+    // A line that cannot be written is lost. To say so on standard error, which is where it was to go, panics: a log on a
+    // full disk took the broker down.
+    let lines =
+        tracing_subscriber::fmt::layer().event_format(Lines { format }).with_writer(writer).log_internal_errors(false);
+    tracing_subscriber::registry().with(level).with(lines)
 }
 
 struct Lines {

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::io;
+use std::io::{self, Write as _};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::pin::pin;
@@ -554,6 +554,7 @@ impl Runtime for RingRuntime {
 
 /// The last line of a process that cannot go on (E25).
 pub(super) fn die(reason: &str) -> ! {
-    eprintln!("narad: {reason}; the process stops");
+    // Not by a macro that panics where standard error cannot be written: the process must end here.
+    let _ = writeln!(std::io::stderr(), "narad: {reason}; the process stops");
     std::process::abort()
 }
