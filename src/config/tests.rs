@@ -128,8 +128,11 @@ fn t20_each_bound_stops_the_start_and_names_its_keys() {
     let cases: &[(&[(&'static str, &str)], &str)] = &[
         (&[("http.max_consume_wait", "20s")], "http.max_consume_wait (20s) must be <= http.shutdown_grace (10s)"),
         (&[("http.write_timeout", "10s")], "http.write_timeout (10s) must be > http.max_consume_wait (10s)"),
-        (&[("http.max_consume_wait", "0s")], "http.max_consume_wait must be above 0"),
-        (&[("http.read_timeout", "0")], "http.read_timeout must be above 0"),
+        (&[("http.max_consume_wait", "0s")], "http.max_consume_wait (0s) must be from 1ms to 24h"),
+        (&[("http.read_timeout", "0")], "http.read_timeout (0s) must be from 100ms to 24h"),
+        (&[("http.read_timeout", "1ns")], "http.read_timeout (1ns) must be from 100ms to 24h"),
+        (&[("http.idle_timeout", "99ms")], "http.idle_timeout (99ms) must be from 100ms to 24h"),
+        (&[("http.idle_timeout", "25h")], "http.idle_timeout (25h"),
         (&[("http.max_header_bytes", "4095")], "http.max_header_bytes: \"4095\" is not a whole number from 4096 to"),
         (
             &[("http.addr", "127.0.0.1:80"), ("http.metrics_addr", "127.0.0.1:80")],

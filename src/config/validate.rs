@@ -7,6 +7,10 @@ use super::address::is_loopback;
 use super::{format_duration, Config, Warning};
 
 const NODE_ID_CHARACTERS_MAX: usize = 200;
+/// Below that, no client across a network gets a request through.
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+const WAIT_MIN: Duration = Duration::from_millis(1);
+const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn validate(config: &mut Config) -> Result<(), String> {
     http(config)?;
@@ -35,15 +39,17 @@ pub(crate) fn check_node_id(id: &str) -> Result<(), String> {
 
 fn http(config: &Config) -> Result<(), String> {
     let http = &config.http;
-    for (key, timeout) in [
-        ("http.read_timeout", http.read_timeout),
-        ("http.write_timeout", http.write_timeout),
-        ("http.idle_timeout", http.idle_timeout),
-        ("http.shutdown_grace", http.shutdown_grace),
-        ("http.max_consume_wait", http.max_consume_wait),
+    for (key, timeout, least) in [
+        ("http.read_timeout", http.read_timeout, TIMEOUT_MIN),
+        ("http.write_timeout", http.write_timeout, TIMEOUT_MIN),
+        ("http.idle_timeout", http.idle_timeout, TIMEOUT_MIN),
+        ("http.shutdown_grace", http.shutdown_grace, WAIT_MIN),
+        ("http.max_consume_wait", http.max_consume_wait, WAIT_MIN),
     ] {
-        if timeout == Duration::ZERO {
-            return Err(format!("{key} must be above 0"));
+        if !(least..=TIMEOUT_MAX).contains(&timeout) {
+            let shown = format_duration;
+            let (given, least, most) = (shown(timeout), shown(least), shown(TIMEOUT_MAX));
+            return Err(format!("{key} ({given}) must be from {least} to {most}"));
         }
     }
     let shown = format_duration;

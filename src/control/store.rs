@@ -6,13 +6,15 @@
 
 pub mod image;
 
+use std::cell::Cell;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use narad_shards::meta::{Incarnation, NodeId};
-use redb::{Database, Key, ReadOnlyTable, ReadTransaction, ReadableTable, TableDefinition, TableError};
+use redb::backends::InMemoryBackend;
+use redb::{Database, Key, ReadOnlyTable, ReadTransaction, ReadableTable, StorageBackend, TableDefinition, TableError};
 
 use super::ballast::Ballast;
 use super::command::Command;
@@ -36,6 +38,10 @@ const META_APPLIED_INDEX: &str = "applied_index";
 const META_NEWEST_COMMAND_TYPE: &str = "newest_command_type";
 const META_CLUSTER_ID: &str = "cluster_id";
 const META_NEWEST_NUMBER: &str = "newest_member_number";
+
+/// How every file of redb begins, and the least that one holds.
+const MAGIC: &[u8] = b"redb\x1a\x0a\xa9\x0d\x0a";
+const HEADER_BYTES: usize = 4096;
 
 /// redb would take 1 GiB; the whole of the metadata is in memory anyway.
 const CACHE_BYTES: usize = 8 << 20;
@@ -92,9 +98,10 @@ impl Store {
                 if !store.path.try_exists().map_err(|error| error.to_string())? {
                     store.create(directory)?;
                 }
+                // redb writes while it opens: what is refused must stay as it was found.
+                let state = Store::judge(&store.path)?;
                 store.reopen()?;
-                store.verify()?;
-                store.read()
+                Ok(state)
             })
         };
         let mut opened = open();
@@ -109,6 +116,28 @@ impl Store {
             }
             Err(error) => Err(format!("metastore: {}: {error}", store.path.display())),
         }
+    }
+
+    /// Reads everything, out of a copy in memory.
+    fn judge(path: &Path) -> Result<State, String> {
+        let bytes = fs::read(path).map_err(|error| error.to_string())?;
+        if bytes.len() < HEADER_BYTES || !bytes.starts_with(MAGIC) {
+            let what = format!("has {} bytes and does not begin as a metadata file does", bytes.len());
+            return Err(damaged_text(&what));
+        }
+        let copy = InMemoryBackend::new();
+        let filled = copy.set_len(bytes.len() as u64).and_then(|()| copy.write(0, &bytes));
+        filled.map_err(|error| error.to_string())?;
+        let database = Store::builder().create_with_backend(copy).map_err(not_opened)?;
+        let mut judged = Store { path: path.to_owned(), database: Some(database), ballast: Ballast::beside(path) };
+        judged.verify()?;
+        judged.read()
+    }
+
+    fn builder() -> redb::Builder {
+        let mut builder = Database::builder();
+        builder.set_cache_size(CACHE_BYTES);
+        builder
     }
 
     /// Makes the file under another name first: one that has its name is always whole.
@@ -133,20 +162,7 @@ impl Store {
         self.database = None; // redb locks the file: close before opening again
                               // Never creates: metadata that went away under a running node must not come back empty (lesson D8.2).
         let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(|error| error.to_string())?;
-        let mut builder = Database::builder();
-        builder.set_cache_size(CACHE_BYTES);
-        let database = builder.create_file(file).map_err(|error| match error {
-            redb::DatabaseError::UpgradeRequired(_) => {
-                "is in a file format of another release: run the build that wrote it".to_owned()
-            }
-            redb::DatabaseError::Storage(redb::StorageError::Io(error))
-                if error.kind() == std::io::ErrorKind::StorageFull =>
-            {
-                format!("cannot be opened: {error}: free space on this file system, then start again")
-            }
-            other => format!("cannot be opened: {other}; restore the whole data directory from one backup"),
-        })?;
-        self.database = Some(database);
+        self.database = Some(Store::builder().create_file(file).map_err(not_opened)?);
         Ok(())
     }
 
@@ -339,6 +355,20 @@ impl Storage for Store {
     }
 }
 
+fn not_opened(error: redb::DatabaseError) -> String {
+    match error {
+        redb::DatabaseError::UpgradeRequired(_) => {
+            "is in a file format of another release: run the build that wrote it".to_owned()
+        }
+        redb::DatabaseError::Storage(redb::StorageError::Io(error))
+            if error.kind() == std::io::ErrorKind::StorageFull =>
+        {
+            format!("cannot be opened: {error}: free space on this file system, then start again")
+        }
+        other => format!("cannot be opened: {other}; restore the whole data directory from one backup"),
+    }
+}
+
 fn damaged(error: impl Into<redb::Error>) -> String {
     damaged_text(&error.into().to_string())
 }
@@ -356,8 +386,28 @@ impl<E: Into<redb::Error>> From<E> for Fault {
     }
 }
 
-/// redb panics on some damage; a person should read one line instead.
+thread_local! {
+    static CONTAINED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// redb panics on some damage; a person should read one line instead, and nothing else.
 fn contain<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if !CONTAINED.get() {
+                usual(panic);
+            }
+        }));
+    });
+    struct Outer(bool);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            CONTAINED.set(self.0);
+        }
+    }
+    let _outer = Outer(CONTAINED.replace(true));
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(damaged_text(&narad_shards::rt::panic_text(panic.as_ref()))))
 }

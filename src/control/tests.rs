@@ -438,6 +438,30 @@ fn a_file_of_a_newer_release_is_refused_with_what_to_do() {
 }
 
 #[test]
+fn k16_a_metadata_file_that_is_refused_stays_as_it_was_found() {
+    let directory = Directory::new("refused");
+    let path = directory.0.join("state.redb");
+    drop(Store::open(&directory.0).unwrap());
+    let whole = std::fs::read(&path).unwrap();
+    let mut flipped = whole.clone();
+    flipped[3] ^= 0x10;
+    let kinds = [
+        Vec::new(),
+        whole[..300].to_vec(),
+        whole[..4096].to_vec(),
+        whole[..whole.len() / 2].to_vec(),
+        vec![0x5a; 8192],
+        flipped,
+    ];
+    for damaged in kinds {
+        std::fs::write(&path, &damaged).unwrap();
+        let error = Store::open(&directory.0).err().unwrap_or_else(|| panic!("{} bytes were taken", damaged.len()));
+        assert!(error.contains("state.redb") && !error.contains('\n'), "{error}");
+        assert!(std::fs::read(&path).unwrap() == damaged, "{} bytes were changed: {error}", damaged.len());
+    }
+}
+
+#[test]
 fn a_damaged_file_is_refused_in_one_line_that_names_it() {
     let directory = Directory::new("damaged");
     std::fs::write(directory.0.join("state.redb"), vec![0x5a; 8192]).unwrap();

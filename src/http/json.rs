@@ -162,6 +162,29 @@ pub(crate) fn is_json(text: &str) -> bool {
     plausible && serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
+/// Whether a JSON text nests at most `levels` arrays and objects.
+pub(crate) fn nests_within(text: &str, levels: usize) -> bool {
+    if text.len() <= 2 * levels {
+        return true; // each level takes two characters
+    }
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = in_string,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > levels {
+            return false;
+        }
+    }
+    true
+}
+
 /// Appends `text` as a JSON string.
 pub(crate) fn write_string(out: &mut Vec<u8>, text: &str) {
     serde_json::to_writer(out, text).expect("writing a string into memory cannot fail");
@@ -213,6 +236,14 @@ mod tests {
         ] {
             assert_eq!(is_json(text), valid, "{text:?}");
         }
+    }
+
+    #[test]
+    fn nesting_is_counted_outside_of_strings() {
+        let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);
+        assert!(nests_within(&nested(9), 9) && !nests_within(&nested(10), 9));
+        assert!(nests_within(r#"["[[[[[[[[[[[[[[[[[[[[[[[[[[\\\"[[[[[[[[",{"a":"]"},[1],[2],[3]]"#, 2));
+        assert!(!nests_within(r#"[{"a\\":[[1]],"b":"long enough to be looked at"}]"#, 3));
     }
 
     #[test]

@@ -4,10 +4,14 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use base64::Engine;
 use narad_shards::api::{Delivery, Settle, SettleMode};
 
-use super::json::{is_json, write_name, write_number, write_string};
+use super::json::{is_json, nests_within, write_name, write_number, write_string};
 
 /// What a message takes in an answer on top of key and payload, if nothing in it has to be escaped.
 pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 192;
+
+/// Readers of JSON bound the nesting of what they take, many at 128 levels, three of which are the batch's own. One message
+/// that is deeper would make the answer around it unreadable, with all others in it.
+const NESTING_MAX: usize = 128 - 4;
 
 /// Appends one message as a JSON object; with a receipt handle unless it was read without a lease.
 pub(crate) fn write_message(out: &mut Vec<u8>, delivery: &Delivery) {
@@ -32,7 +36,7 @@ pub(crate) fn write_message(out: &mut Vec<u8>, delivery: &Delivery) {
     }
     write_name(out, "payload");
     match std::str::from_utf8(payload) {
-        Ok(text) if is_json(text) => out.extend_from_slice(payload),
+        Ok(text) if is_json(text) && nests_within(text, NESTING_MAX) => out.extend_from_slice(payload),
         Ok(text) => write_string(out, text),
         Err(_) => {
             write_base64(out, payload);
@@ -127,6 +131,18 @@ mod tests {
             assert_eq!(text, format!(r#"{head}{middle}{tail},"receipt_handle":"2:7:9"}}"#));
             serde_json::from_str::<serde_json::Value>(&text).expect("valid");
             assert_eq!(encode(key, payload, 0), format!("{head}{middle}{tail}}}"), "replay has no handle");
+        }
+    }
+
+    #[test]
+    fn a_payload_that_nests_too_deep_for_readers_is_a_string() {
+        for (levels, verbatim) in [(124, true), (125, false), (50_000, false)] {
+            let payload = "[".repeat(levels) + &"]".repeat(levels);
+            let batch = format!("{{\"messages\":[{}]}}", encode(b"", payload.as_bytes(), 9));
+            let read: serde_json::Value = serde_json::from_str(&batch).expect("any reader can read it");
+            let delivered = &read["messages"][0]["payload"];
+            assert_eq!(delivered.is_array(), verbatim, "{levels} levels");
+            assert!(verbatim || delivered.as_str() == Some(&payload));
         }
     }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use hyper::body::Incoming;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
-use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
+use hyper::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, TRANSFER_ENCODING,
+};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 use narad_shards::rt;
@@ -14,7 +16,7 @@ use super::body::BodyReader;
 use super::limits::{Identity, InFlightSlot, Kind};
 use super::metrics::Observed;
 use super::query::Query;
-use super::reply::{self, ApiError, Reply, ReplyBody, CLIENT_LEFT, HEADER_GUARD};
+use super::reply::{self, ApiError, Reply, ReplyBody, CLIENT_LEFT, HEADER_GUARD, TRANSFER_CODING};
 use super::route::{self, Found, Route};
 use super::stream::Conn;
 use super::{ack, alter, consume, health, members, node, produce, topics, unbuilt, Broker, HttpContext};
@@ -91,6 +93,8 @@ pub(crate) async fn answer<B: Broker>(
 ) -> Response<ReplyBody> {
     let _underway = ctx.stop.begin();
     let (mut head, body) = request.into_parts();
+    // Looked at before the headers are thinned out.
+    let coded = has_other_transfer_coding(&head.headers);
     if head.headers.len() > HEADERS_KEPT_MAX {
         head.headers = only_read(&head.headers);
     }
@@ -107,7 +111,14 @@ pub(crate) async fn answer<B: Broker>(
     let mut body = BodyReader::new(body, deadline, conn.clone());
     let call = Call { ctx: &ctx, conn: &conn, head: &head, query: Query::new(head.uri.query()) };
 
-    let (mut reply, client_left) = match rt::contain(judge(&call, found, &mut body)).await {
+    let judged = async {
+        match coded {
+            // Its body is not what it seems: nothing of it may be stored (RFC 9112, 6.1).
+            true => Err(ApiError::new(StatusCode::NOT_IMPLEMENTED, TRANSFER_CODING)),
+            false => judge(&call, found, &mut body).await,
+        }
+    };
+    let (mut reply, client_left) = match rt::contain(judged).await {
         Ok(Ok(reply)) => (reply, false),
         Ok(Err(error)) => {
             let left = error.client_left;
@@ -122,7 +133,7 @@ pub(crate) async fn answer<B: Broker>(
             (error.outcome_unknown().into_reply(), false)
         }
     };
-    let all_read = client_left || body.skip_rest(head.headers.contains_key(EXPECT)).await;
+    let all_read = client_left || !coded && body.skip_rest(head.headers.contains_key(EXPECT)).await;
     if !all_read || ctx.stop.is_draining() {
         // The rest is not read, so nothing more can be, or the node stops: a client that is not told sends its next
         // request in vain.
@@ -206,6 +217,15 @@ fn passes_guard(headers: &HeaderMap) -> bool {
         essence.eq_ignore_ascii_case(b"application/json") || essence.eq_ignore_ascii_case(b"application/octet-stream")
     };
     essence.is_some_and(accepted) || has_client_header(headers)
+}
+
+/// Whether the body comes in a transfer coding that is not undone here: anything but `chunked`, alone.
+fn has_other_transfer_coding(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let first = codings.next();
+    first.is_some_and(|coding| {
+        codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked")
+    })
 }
 
 fn content_length(headers: &HeaderMap) -> u64 {

@@ -29,6 +29,9 @@ pub(crate) const ACK_UNANSWERED: &str = "the partition owner did not answer; the
 pub(crate) const HEADER_GUARD: &str = "state-changing requests must send Content-Type: application/json or \
      application/octet-stream, or an X-Narad-Client header";
 
+pub(crate) const TRANSFER_CODING: &str = "unsupported transfer coding: only chunked is undone; send Content-Encoding \
+     for compression";
+
 /// On a 5xx of a produce: `not-stored` is safe to send again anywhere, `unknown` may have been stored (lesson G2).
 const OUTCOME: HeaderName = HeaderName::from_static("x-narad-outcome");
 

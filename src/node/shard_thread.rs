@@ -56,10 +56,9 @@ struct Slot {
     shard: OnceCell<Shard>,
     opened: Notify,
     serving: RefCell<Option<Rc<Serving<ShardBroker>>>>,
-    /// Of a shard in a cluster: its endpoint of the peer plane, and what it asks other nodes with.
+    /// Of a shard in a cluster: where other nodes come in, its endpoint, and what it asks them with.
+    door: OnceCell<Rc<Door>>,
     peers: OnceCell<(Rc<PeerEndpoint>, RemoteCarrier)>,
-    /// Where other nodes come in, on a node of a cluster.
-    door: OnceCell<(Rc<Door>, Rc<PeerEndpoint>)>,
     /// The shutdown was answered.
     finished: Notify,
 }
@@ -106,7 +105,7 @@ impl Slot {
             Request::Vitals => Reply::Vitals(Box::new(shard.vitals(handle.metrics()))),
             Request::Quiesce => {
                 let reply = shard.handle(Request::Quiesce).await;
-                if let Some((door, endpoint)) = self.door.get() {
+                if let (Some(door), Some((endpoint, _))) = (self.door.get(), self.peers.get()) {
                     // Before any shard writes its last positions: an ack of another node's client that came after
                     // them would be answered and lost.
                     shard.queues().release_waiters();
@@ -152,9 +151,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
     };
-    if let Some(peers) = &peers {
-        let _ = slot.door.set((door.clone(), peers.clone()));
-    }
+    let _ = slot.door.set(door.clone());
     let carrier: Rc<dyn Carrier> = match &peers {
         None => links.clone(),
         Some(peers) => {

@@ -236,6 +236,12 @@ fn render_ingress(page: &mut Exposition, shards: &[ShardMetrics]) {
     family("narad_ingress_rolls_unprepared_total", Counter, "Segments begun without preparation.", |s| {
         s.wal.rolls_unprepared
     });
+    family(
+        "narad_ingress_torn_bytes_cut_total",
+        Counter,
+        "Bytes behind the last whole record, cut at the start.",
+        |s| s.wal.torn_bytes_cut,
+    );
     family("narad_ingress_appends_unavailable_total", Counter, "Appends refused for want of a segment.", |s| {
         s.wal.appends_unavailable
     });

@@ -117,6 +117,9 @@ fn judge(past: &Past, data: &Path, file: &str) -> Result<String, String> {
         let status = broker.wait_exit(PATIENCE).map_err(|e| format!("neither ready nor gone: {e}"))?;
         let text = broker.log_text();
         let last = text.lines().last().unwrap_or_default().to_owned();
+        if text.contains("panicked") {
+            return Err(format!("somebody else's panic is what the operator reads:\n{text}"));
+        }
         let name = file.rsplit('/').next().unwrap();
         if status.code() != Some(1) || !last.starts_with("narad: ") {
             return Err(format!("{status}, no refusal in one line:\n{text}"));
@@ -222,6 +225,11 @@ const SOME: &[Damage] = &[Flip(500), Foreign];
 #[test]
 fn s46_s57_a_damaged_partition_log_is_mended_or_refused_alone() {
     run("damage-log", false, &[("topics/t/p00000/*", ALL)]);
+}
+
+#[test]
+fn s27_s56_a_killed_log_that_somebody_removed_emptied_or_cut_is_said_aloud() {
+    run("damage-killed-log", true, &[("topics/t/p00000/*", &[Delete, Empty, Half])]);
 }
 
 #[test]

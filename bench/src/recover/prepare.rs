@@ -88,7 +88,7 @@ fn first_life(plan: &Plan, data: &Path, partitions: u32) -> Result<(), Failure> 
 
 fn read_hex(path: &PathBuf) -> Result<u64, Failure> {
     let text = std::fs::read_to_string(path)?;
-    u64::from_str_radix(text.trim(), 16)
+    u64::from_str_radix(text.split_whitespace().next().unwrap_or_default(), 16)
         .map_err(|error| Failure(format!("{} does not hold 16 hex digits: {error}", path.display())))
 }
 

@@ -197,6 +197,15 @@ impl File {
         }
     }
 
+    /// Whether the file has a name in some directory. What is written into one without is gone once it is closed.
+    pub async fn is_named(&self) -> io::Result<bool> {
+        match self {
+            File::Ring(file) => file.is_named().await,
+            File::Sim(file) => file.is_named(),
+            File::Other(file) => file.is_named().await,
+        }
+    }
+
     /// Claims blocks for `offset..offset + bytes` and extends the length over them; they read as zeros. Says at
     /// once when the disk is full. First writes into claimed blocks cost the journal: zero-fill what must be fast.
     pub async fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {

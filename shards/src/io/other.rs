@@ -34,6 +34,10 @@ pub trait OtherFile {
     fn len_bytes(&self) -> Call<'_, u64>;
     fn allocate(&self, offset: u64, bytes: u64) -> Call<'_, ()>;
     fn set_len(&self, bytes: u64) -> Call<'_, ()>;
+    /// Whether the file has a name.
+    fn is_named(&self) -> Call<'_, bool> {
+        Box::pin(async { Ok(true) })
+    }
 }
 
 /// Shared, as clones of a [`Disk`](super::Disk) share it.

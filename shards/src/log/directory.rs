@@ -9,13 +9,17 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::stored;
 use crate::io::{Caching, Disk, Entry, Open, Slice};
 use crate::meta::Incarnation;
 use crate::peer::LocalBoxFuture;
 
 const MARKER: &str = "incarnation";
 const MARKER_UNFINISHED: &str = "incarnation.tmp";
-const MARKER_BYTES: usize = 17;
+/// 16 hex digits, a space, their CRC-32C in 8, and a newline.
+const MARKER_BYTES: usize = 26;
+/// As releases before the checksum wrote it: the digits and a newline.
+const MARKER_BYTES_UNCHECKED: usize = 17;
 const NAME_BYTES_MAX: usize = 200;
 
 /// Why a topic's directory cannot be used. Concerns that topic alone.
@@ -46,7 +50,31 @@ pub enum Marker {
     /// Nothing is stored under the name; at most an empty directory that a crash left unstamped.
     Absent,
     Matches,
-    Different(Incarnation),
+    Different(Mark),
+}
+
+/// What a marker states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    pub id: Incarnation,
+    /// A checksum proves the id. Without one, a single flipped bit may have made it out of another.
+    pub checked: bool,
+}
+
+impl Mark {
+    /// The whole file, as it is written.
+    pub fn encode(id: Incarnation) -> String {
+        let digits = id.to_string();
+        format!("{digits} {:08x}\n", crc32c::crc32c(digits.as_bytes()))
+    }
+
+    /// Sixteen lowercase hex digits, their checksum unless an older release wrote it, and a newline. Nothing else.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Mark> {
+        let line = std::str::from_utf8(bytes).ok()?.strip_suffix('\n')?;
+        let (digits, checked) = line.split_once(' ').map_or((line, false), |(digits, _)| (digits, true));
+        let id = Incarnation::parse(digits)?;
+        (!checked || Mark::encode(id).as_bytes() == bytes).then_some(Mark { id, checked })
+    }
 }
 
 /// What lies in the topics directory under one name.
@@ -55,7 +83,9 @@ pub struct TopicEntry {
     pub topic: String,
     pub path: PathBuf,
     pub kind: TopicKind,
-    /// Partition directories, ascending.
+    /// The id is proven by the marker's checksum ([`Mark::checked`]).
+    pub checked: bool,
+    /// Partitions that have a directory, or had one by their mark, ascending.
     pub partitions: Vec<u32>,
     /// Partition copies that were set aside, with their size: counted, never touched (S12).
     pub quarantined: Vec<(String, u64)>,
@@ -77,6 +107,8 @@ pub trait Retire {
     /// Drops leases, frontier and everything else that is in memory: after the rename, before a fresh directory
     /// exists, so that no late ack can write a position into it (S7).
     fn drop_state(&self, old: Incarnation);
+    /// This process has seen the incarnation live, and gone since.
+    fn was_live(&self, old: Incarnation) -> bool;
 }
 
 /// The `topics` directory of a node.
@@ -106,11 +138,6 @@ fn stale_name(topic: &str, old: Incarnation) -> String {
 pub(super) fn parse_stale_name(name: &str) -> Option<(&str, Incarnation)> {
     let (topic, id) = name.rsplit_once(".stale-")?;
     Some((topic, Incarnation::parse(id)?))
-}
-
-/// The id that a marker states: 16 lowercase hex digits and a newline, nothing else.
-pub(super) fn parse_marker(bytes: &[u8]) -> Option<Incarnation> {
-    std::str::from_utf8(bytes).ok()?.strip_suffix('\n').and_then(Incarnation::parse)
 }
 
 pub(super) fn parse_partition_name(name: &str) -> Option<u32> {
@@ -148,23 +175,34 @@ impl TopicDirectories {
             )));
         }
         match self.read_marker(&dir).await? {
-            Some(found) if found == live => Ok(Marker::Matches),
+            Some(found) if found.id == live => Ok(Marker::Matches),
             Some(found) => Ok(Marker::Different(found)),
             None => Err(DirectoryError::InDoubt(format!(
-                "{} is damaged: it must hold 16 hex digits. Restore it, or move the directory away",
+                "{} is damaged: it must hold 16 hex digits and their checksum. Restore it (the live incarnation of the topic is \
+                 {live}), or move the directory away",
                 dir.join(MARKER).display()
             ))),
         }
     }
 
     /// Makes the directory under the name the live incarnation's: as it is, or fresh and stamped durably before it is
-    /// used, after an old one was set aside (S5 to S7).
+    /// used, after an old one was set aside (S5 to S7). An id that neither a checksum nor this process's memory proves may
+    /// be the live one with a flipped bit: such a directory is refused, and stays as it is.
     pub async fn prepare(&self, topic: &str, live: Incarnation, retire: &dyn Retire) -> Result<(), DirectoryError> {
         match self.marker(topic, live).await? {
             // Its making may have been interrupted before it was durable (E1).
             Marker::Matches => self.settle(&self.topic_dir(topic)?).await,
             Marker::Absent => self.stamp(topic, live).await,
-            Marker::Different(old) => {
+            Marker::Different(Mark { id: old, checked }) if !checked && !retire.was_live(old) => {
+                let dir = self.topic_dir(topic)?;
+                Err(DirectoryError::InDoubt(format!(
+                    "{} states incarnation {old}, the live one of topic {topic} is {live}, and no checksum tells whether \
+                     the file is damaged. If the records are this topic's, write {live} into the file; if not, move the \
+                     directory away",
+                    dir.join(MARKER).display()
+                )))
+            }
+            Marker::Different(Mark { id: old, .. }) => {
                 retire.close_logs(old).await;
                 tracing::error!(topic, %old, %live,
                     "topic directory belongs to another incarnation; set aside and not served");
@@ -179,7 +217,7 @@ impl TopicDirectories {
     /// left alone. The caller has it confirmed that the incarnation is gone, and has closed its logs.
     pub async fn purge(&self, topic: &str, gone: Incarnation) -> Result<(), DirectoryError> {
         let dir = self.topic_dir(topic)?;
-        if self.list(&dir).await?.is_some() && self.read_marker(&dir).await? == Some(gone) {
+        if self.list(&dir).await?.is_some() && self.read_marker(&dir).await?.is_some_and(|mark| mark.id == gone) {
             // Renamed first, so that a crash in the middle leaves no half of a directory under a live name.
             self.set_aside(topic, gone).await?;
         }
@@ -194,7 +232,7 @@ impl TopicDirectories {
             return Ok(());
         }
         match self.read_marker(&path).await? {
-            Some(found) if found == gone => {}
+            Some(found) if found.id == gone => {}
             _ => {
                 return Err(DirectoryError::InDoubt(format!(
                     "{} does not carry the incarnation of its name; left in place",
@@ -202,6 +240,7 @@ impl TopicDirectories {
                 )))
             }
         }
+        tracing::info!(topic, incarnation = %gone, dir = %path.display(), "removing the files of a deleted topic");
         self.disk.remove_dir_all(&path).await.map_err(|e| failed("remove", &path, &e))?;
         self.disk.sync_dir(&self.root).await.map_err(|e| failed("sync", &self.root, &e))
     }
@@ -218,11 +257,12 @@ impl TopicDirectories {
             let marker = self.read_marker(&path).await?;
             let (topic, kind) = match (parse_stale_name(&name), marker) {
                 // A live topic may bear such a name; its marker then states another id.
-                (Some((topic, old)), Some(marker)) if marker == old => (topic.to_owned(), TopicKind::Stale(old)),
-                (_, Some(marker)) => (name, TopicKind::Marked(marker)),
+                (Some((topic, old)), Some(marker)) if marker.id == old => (topic.to_owned(), TopicKind::Stale(old)),
+                (_, Some(marker)) => (name, TopicKind::Marked(marker.id)),
                 (_, None) => (name, TopicKind::Unmarked),
             };
-            let mut entry = TopicEntry { topic, path, kind, partitions: Vec::new(), quarantined: Vec::new() };
+            let checked = marker.is_some_and(|marker| marker.checked);
+            let mut entry = TopicEntry { topic, path, kind, checked, partitions: Vec::new(), quarantined: Vec::new() };
             self.take_stock(&mut entry).await?;
             found.push(entry);
         }
@@ -232,13 +272,14 @@ impl TopicDirectories {
     async fn take_stock(&self, entry: &mut TopicEntry) -> Result<(), DirectoryError> {
         for inner in self.list(&entry.path).await?.unwrap_or_default() {
             let name = inner.name.to_string_lossy().into_owned();
-            if let Some(partition) = parse_partition_name(&name) {
+            if let Some(partition) = parse_partition_name(name.strip_suffix(stored::SUFFIX).unwrap_or(&name)) {
                 entry.partitions.push(partition);
             } else if name.contains(".quarantine") {
                 let files = self.list(&entry.path.join(&inner.name)).await?.unwrap_or_default();
                 entry.quarantined.push((name, files.iter().map(|file| file.bytes).sum()));
             }
         }
+        entry.partitions.dedup();
         Ok(())
     }
 
@@ -264,7 +305,7 @@ impl TopicDirectories {
             let unfinished = dir.join(MARKER_UNFINISHED);
             let file = self.disk.open(&unfinished, Open::Create, Caching::Buffered).await?;
             file.set_len(0).await?;
-            file.write_durable_at(0, Slice::copy_from(format!("{live}\n").as_bytes())).await?;
+            file.write_durable_at(0, Slice::copy_from(Mark::encode(live).as_bytes())).await?;
             drop(file);
             self.disk.rename(&unfinished, &dir.join(MARKER)).await
         };
@@ -279,17 +320,19 @@ impl TopicDirectories {
     }
 
     /// The id in a directory's marker; `None` when there is none that can be read as one.
-    async fn read_marker(&self, dir: &Path) -> Result<Option<Incarnation>, DirectoryError> {
+    async fn read_marker(&self, dir: &Path) -> Result<Option<Mark>, DirectoryError> {
         let path = dir.join(MARKER);
         let file = match self.disk.open(&path, Open::Existing, Caching::Buffered).await {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(|e| failed("open", &path, &e))?,
         };
-        if file.len().await.map_err(|e| failed("measure", &path, &e))? != MARKER_BYTES as u64 {
+        let bytes = file.len().await.map_err(|e| failed("measure", &path, &e))?;
+        let Some(bytes) = [MARKER_BYTES, MARKER_BYTES_UNCHECKED].into_iter().find(|known| *known as u64 == bytes)
+        else {
             return Ok(None);
-        }
-        let bytes = file.read_at(0, MARKER_BYTES).await.map_err(|e| failed("read", &path, &e))?;
-        Ok(parse_marker(&bytes))
+        };
+        let text = file.read_at(0, bytes).await.map_err(|e| failed("read", &path, &e))?;
+        Ok(Mark::decode(&text))
     }
 
     /// Entries of a directory, `None` when it does not exist.

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use super::directory::{DirectoryError, Marker, Retire, TopicDirectories, TopicKind};
+use super::directory::{DirectoryError, Mark, Marker, Retire, TopicDirectories, TopicKind};
 use crate::io::sim::SimDisk;
 use crate::io::{Caching, Disk, Open, Slice};
 use crate::meta::Incarnation;
@@ -18,6 +18,7 @@ const NEW: Incarnation = Incarnation(0x2ef);
 struct Noted {
     disk: Disk,
     calls: Rc<RefCell<Vec<String>>>,
+    former: Option<Incarnation>,
 }
 
 impl Retire for Noted {
@@ -31,13 +32,17 @@ impl Retire for Noted {
     fn drop_state(&self, old: Incarnation) {
         self.calls.borrow_mut().push(format!("drop {old}"));
     }
+
+    fn was_live(&self, old: Incarnation) -> bool {
+        self.former == Some(old)
+    }
 }
 
 async fn setup() -> (Disk, TopicDirectories, Noted) {
     let disk = Disk::Sim(SimDisk::new(1));
     disk.create_dir(Path::new("/topics")).await.expect("simulated");
     let directories = TopicDirectories::new(disk.clone(), PathBuf::from("/topics"));
-    let noted = Noted { disk: disk.clone(), calls: Rc::default() };
+    let noted = Noted { disk: disk.clone(), calls: Rc::default(), former: None };
     (disk, directories, noted)
 }
 
@@ -68,7 +73,7 @@ fn s5_a_stamped_directory_is_served_to_its_incarnation_only() {
         let (_, directories, noted) = setup().await;
         directories.prepare("orders", NEW, &noted).await.expect("fresh");
         assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches));
-        assert_eq!(directories.marker("orders", OLD).await, Ok(Marker::Different(NEW)));
+        assert_eq!(directories.marker("orders", OLD).await, Ok(Marker::Different(Mark { id: NEW, checked: true })));
         directories.prepare("orders", NEW, &noted).await.expect("again");
         assert!(noted.calls.borrow().is_empty());
     });
@@ -103,6 +108,41 @@ fn lesson_d5_2_files_without_a_readable_marker_are_left_alone() {
             assert!(matches!(doubted, Err(DirectoryError::InDoubt(_))), "{damaged:?}: {doubted:?}");
         }
         assert!(exists(&disk, "/topics/orders/p00000").await);
+    });
+}
+
+#[test]
+fn s6_no_flipped_bit_makes_another_incarnation_of_a_marker() {
+    let written = Mark::encode(NEW);
+    assert_eq!(Mark::decode(written.as_bytes()), Some(Mark { id: NEW, checked: true }));
+    for bit in 0..written.len() * 8 {
+        let mut damaged = written.clone().into_bytes();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(Mark::decode(&damaged), None, "bit {bit}");
+    }
+    assert_eq!(
+        Mark::decode(format!("{NEW}\n").as_bytes()),
+        Some(Mark { id: NEW, checked: false }),
+        "an older release's"
+    );
+}
+
+#[test]
+fn s6_a_mark_without_a_checksum_sets_nothing_aside_that_may_be_the_live_topics() {
+    sim::run(1, async {
+        let (disk, directories, mut noted) = setup().await;
+        disk.create_dir(Path::new("/topics/orders")).await.expect("simulated");
+        disk.create_dir(Path::new("/topics/orders/p00000")).await.expect("simulated");
+        write(&disk, "/topics/orders/incarnation", format!("{NEW}\n").as_bytes()).await;
+        directories.prepare("orders", NEW, &noted).await.expect("an older release's marker still opens");
+        write(&disk, "/topics/orders/incarnation", format!("{OLD}\n").as_bytes()).await;
+        let refused = directories.prepare("orders", NEW, &noted).await;
+        let Err(DirectoryError::InDoubt(text)) = refused else { panic!("{refused:?}") };
+        assert!(text.contains(&OLD.to_string()) && text.contains(&NEW.to_string()), "{text}");
+        assert!(exists(&disk, "/topics/orders/p00000").await);
+        noted.former = Some(OLD);
+        directories.prepare("orders", NEW, &noted).await.expect("seen live by this process: an ordinary delete");
+        assert!(exists(&disk, "/topics/orders.stale-000000000000001d/p00000").await);
     });
 }
 
@@ -160,6 +200,8 @@ fn s10_to_s13_the_inventory_tells_live_stale_and_unmarked_apart() {
             disk.create_dir(&Path::new("/topics").join(dir)).await.expect("simulated");
         }
         write(&disk, "/topics/orders/p00001.quarantine/00000000000000000000.log", &[0; 77]).await;
+        write(&disk, "/topics/orders/p00003.stored", b"").await;
+        write(&disk, "/topics/orders/p00004.stored", b"").await;
         // A legal topic name that looks like one that was set aside.
         directories.prepare("x.stale-00000000000000aa", NEW, &noted).await.expect("fresh");
         let found = directories.inventory().await.expect("listed");
@@ -171,7 +213,7 @@ fn s10_to_s13_the_inventory_tells_live_stale_and_unmarked_apart() {
             ("x.stale-00000000000000aa", TopicKind::Marked(NEW)),
         ];
         assert_eq!(seen, expected);
-        assert_eq!(found[1].partitions, [1, 3]);
+        assert_eq!(found[1].partitions, [1, 3, 4], "one whose directory has gone is missed at the start");
         assert_eq!(found[1].quarantined, [("p00001.quarantine".to_owned(), 77)]);
     });
 }
@@ -188,7 +230,8 @@ fn e1_a_marker_that_a_killed_process_left_unsynced_is_made_durable_before_use() 
             disk.sync_dir(Path::new("/")).await.expect("simulated");
             let directories = TopicDirectories::new(disk.clone(), PathBuf::from("/topics"));
             device.freeze_after(calls);
-            let (stamping, noted) = (directories.clone(), Noted { disk: disk.clone(), calls: Rc::default() });
+            let (stamping, noted) =
+                (directories.clone(), Noted { disk: disk.clone(), calls: Rc::default(), former: None });
             handle.spawn_on(1, async move {
                 let _ = stamping.prepare("orders", NEW, &noted).await; // killed wherever it stands
             });
@@ -197,7 +240,7 @@ fn e1_a_marker_that_a_killed_process_left_unsynced_is_made_durable_before_use() 
             device.clear_faults();
             device.process_crash();
             crate::rt::sleep(std::time::Duration::from_millis(6)).await;
-            let noted = Noted { disk: disk.clone(), calls: Rc::default() };
+            let noted = Noted { disk: disk.clone(), calls: Rc::default(), former: None };
             directories.prepare("orders", NEW, &noted).await.expect("after any kill");
             device.power_cut_as(crate::io::sim::Survival::Nothing);
             assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches), "after {calls} calls");

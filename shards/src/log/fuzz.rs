@@ -1,6 +1,6 @@
 //! What fuzzers feed: bytes as a disk may hold them, judged by the same pure parts that an open and a read use.
 
-use super::directory::{parse_marker, parse_partition_name, parse_stale_name};
+use super::directory::{parse_partition_name, parse_stale_name, Mark};
 use super::frame::{self, FrameCodec, FrameHead, Payload, HEAD_BYTES, MAGIC_BYTES};
 use super::hwm;
 use super::read::expand;
@@ -143,8 +143,9 @@ pub(crate) fn boundary(data: &[u8]) {
 
 /// The incarnation marker, and the names of files and directories that mean something.
 pub(crate) fn names(data: &[u8]) {
-    if let Some(incarnation) = parse_marker(data) {
-        assert_eq!(format!("{incarnation}\n").as_bytes(), data);
+    if let Some(mark) = Mark::decode(data) {
+        let written = if mark.checked { Mark::encode(mark.id) } else { format!("{}\n", mark.id) };
+        assert_eq!(written.as_bytes(), data);
     }
     let name = String::from_utf8_lossy(data);
     if let Some((topic, incarnation)) = parse_stale_name(&name) {

@@ -24,6 +24,7 @@ mod scan;
 mod segment;
 mod shared;
 mod space;
+mod stored;
 
 #[cfg(test)]
 mod combiner_tests;
@@ -33,6 +34,8 @@ mod crash_tests;
 mod directory_tests;
 #[cfg(test)]
 mod fault_tests;
+#[cfg(test)]
+mod lost_tests;
 #[cfg(test)]
 mod partition_tests;
 #[cfg(test)]
@@ -47,7 +50,7 @@ use crate::metrics::{coarse_histogram, Histogram};
 
 pub use cache::FrameCache;
 pub use combiner::{Combiner, CommitGate, Resolved, Standing};
-pub use directory::{DirectoryError, Marker, Retire, TopicDirectories, TopicEntry, TopicKind};
+pub use directory::{DirectoryError, Mark, Marker, Retire, TopicDirectories, TopicEntry, TopicKind};
 pub use open::{closed_boundary, OpenError};
 pub use partition::PartitionLog;
 pub use retention::FrontAge;

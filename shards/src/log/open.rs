@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::frame::FrameHead;
@@ -13,7 +13,7 @@ use super::recovery::{Progress, Recovery, Verdict};
 use super::retention::Retention;
 use super::segment::{self, SegmentHeader, SparseIndex, DATA_START, FIRST_STEP_BYTES};
 use super::shared::LogShared;
-use super::{hwm, LogMetrics, LogOptions};
+use super::{hwm, stored, LogMetrics, LogOptions};
 use crate::io::{AlignedBuf, Caching, Disk, Entry, File, Open, Slice, ALIGNMENT};
 use crate::rt::sync::Lock;
 use crate::rt::{self, Queue};
@@ -60,6 +60,32 @@ struct Listing {
     /// Base offset and length, ascending.
     segments: Vec<(u64, u64)>,
     hwm: HwmFile,
+    /// The boundary file was emptied, which is done before a first record is shown (S48).
+    advanced: bool,
+    /// [`stored`] says that there was a segment.
+    marked: bool,
+}
+
+impl Listing {
+    /// What proves that records were stored, if anything does but the segments.
+    fn proof(&self, dir: &Path) -> Option<PathBuf> {
+        match (self.advanced, self.marked) {
+            (true, _) => Some(dir.join(hwm::FILE_NAME)),
+            (false, true) => Some(stored::path(dir)),
+            (false, false) => None,
+        }
+    }
+}
+
+/// Records were stored, and their files are gone: to begin again would give their offsets out a second time (S27).
+fn lost(dir: &Path, proof: &Path, what: &str) -> OpenError {
+    OpenError::Damaged(format!(
+        "{} proves that records were stored, but {what}: they are lost, and their offsets are not given out again. \
+         Restore {}; or, to start empty at offset 0, move it and {} away",
+        proof.display(),
+        dir.display(),
+        stored::path(dir).display()
+    ))
 }
 
 /// The exact boundary of a log that nobody has open, if its directory states one without opening it (S52, S53).
@@ -68,13 +94,14 @@ pub async fn closed_boundary(disk: &Disk, dir: &Path) -> Result<Option<u64>, Ope
     let listing = list(disk, dir).await?;
     Ok(match listing.hwm {
         HwmFile::Found(boundary) => boundary,
-        _ if listing.segments.is_empty() => Some(0),
+        _ if listing.segments.is_empty() && listing.proof(dir).is_none() => Some(0),
         _ => None,
     })
 }
 
 async fn list(disk: &Disk, dir: &Path) -> Result<Listing, OpenError> {
-    let mut listing = Listing { dir_exists: true, segments: Vec::new(), hwm: HwmFile::Absent };
+    let marked = stored::is_marked(disk, dir).await.map_err(|e| failed("look for", &stored::path(dir), &e))?;
+    let mut listing = Listing { dir_exists: true, segments: Vec::new(), hwm: HwmFile::Absent, advanced: false, marked };
     let entries: Vec<Entry> = match disk.list(dir).await {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -93,23 +120,25 @@ async fn list(disk: &Disk, dir: &Path) -> Result<Listing, OpenError> {
                 dir.join(&entry.name).display()
             )));
         } else if name == hwm::FILE_NAME {
-            listing.hwm = HwmFile::Found(read_hwm(disk, dir, entry.bytes).await?);
+            let (boundary, advanced) = read_hwm(disk, dir, entry.bytes).await?;
+            (listing.hwm, listing.advanced) = (HwmFile::Found(boundary), advanced);
         }
     }
     listing.segments.sort_unstable();
     Ok(listing)
 }
 
-async fn read_hwm(disk: &Disk, dir: &Path, bytes: u64) -> Result<Option<u64>, OpenError> {
+/// The boundary that the file states, and whether it was emptied.
+async fn read_hwm(disk: &Disk, dir: &Path, bytes: u64) -> Result<(Option<u64>, bool), OpenError> {
     if bytes == 0 {
-        return Ok(None);
+        return Ok((None, false));
     }
     let path = dir.join(hwm::FILE_NAME);
     let boundary = if bytes == hwm::BYTES as u64 {
         let read = async { disk.open(&path, Open::Existing, Caching::Buffered).await?.read_at(0, hwm::BYTES).await };
         let content = read.await.map_err(|e| failed("read", &path, &e))?;
         if content[..] == hwm::EMPTY {
-            return Ok(None); // as the first commit after an open leaves it: an ordinary crash, no damage (S48)
+            return Ok((None, true)); // as the first commit after an open leaves it: an ordinary crash, no damage (S48)
         }
         hwm::decode(&content)
     } else {
@@ -118,7 +147,7 @@ async fn read_hwm(disk: &Disk, dir: &Path, bytes: u64) -> Result<Option<u64>, Op
     if boundary.is_none() {
         tracing::warn!(path = %path.display(), "partition log: boundary file is damaged; deriving it from the records");
     }
-    Ok(boundary)
+    Ok((boundary, false))
 }
 
 impl PartitionLog {
@@ -174,6 +203,7 @@ impl PartitionLog {
                     at_close: None,
                     high_watermark: 0,
                     dir_exists: listing.dir_exists,
+                    marked: listing.marked,
                     hwm_file: listing.hwm,
                     time_floor_ms: 0,
                     gaps: BTreeMap::new(),
@@ -200,30 +230,54 @@ impl PartitionLog {
             return match boundary {
                 Some(lost) if lost > 0 => Err(OpenError::Damaged(format!(
                     "{} says that {lost} records were stored, but there is no segment: the log's files are lost; \
-                     restore them, or move the directory away to start empty",
-                    self.inner.dir.join(hwm::FILE_NAME).display()
+                     restore them; or, to start empty, move the directory and {} away",
+                    self.inner.dir.join(hwm::FILE_NAME).display(),
+                    stored::path(&self.inner.dir).display()
                 ))),
-                _ => Ok(()),
+                _ => match listing.proof(&self.inner.dir) {
+                    Some(proof) => Err(lost(&self.inner.dir, &proof, "there is no segment")),
+                    None => Ok(()),
+                },
             };
         };
         self.adopt_sealed(sealed, last);
         match self.open_last(last).await? {
-            Some((file, header)) => self.recover_last(file, header, boundary.unwrap_or(0), sealed).await?,
+            Some((file, header)) => self.recover_last(file, header, listing, boundary.unwrap_or(0), sealed).await?,
             None => match boundary {
                 Some(boundary) if boundary > last => {
                     return Err(OpenError::Damaged(format!(
                         "{} says that records up to {boundary} were stored, but {} is empty: the records are lost; \
-                         restore the file, or move the directory away to start empty",
+                         restore the file; or, to start empty, move the directory and {} away",
                         self.inner.dir.join(hwm::FILE_NAME).display(),
-                        segment::file_name(last)
+                        segment::file_name(last),
+                        stored::path(&self.inner.dir).display()
                     )));
                 }
-                _ => self.inner.state.borrow_mut().next_offset = last,
+                _ => {
+                    let dir = &self.inner.dir;
+                    if let Some(proof) = listing.proof(dir).filter(|_| sealed.is_empty()) {
+                        return Err(lost(dir, &proof, &format!("{} is empty", segment::file_name(last))));
+                    }
+                    if !sealed.is_empty() {
+                        tracing::warn!(path = %dir.join(segment::file_name(last)).display(), next_offset = last,
+                            "partition log: the newest segment is empty, as a crash leaves one that is being made; if it \
+                             held records, they are lost, and their offsets will be used again");
+                    }
+                    self.inner.state.borrow_mut().next_offset = last;
+                }
             },
         }
         {
             let mut state = self.inner.state.borrow_mut();
             state.high_watermark = boundary.map_or(state.next_offset, |boundary| boundary.min(state.next_offset));
+        }
+        if !listing.marked && self.inner.state.borrow().active.is_some() {
+            // Made by a release that made no marks, or by a process that died before it did.
+            match stored::mark(&self.inner.disk, &self.inner.dir).await {
+                Ok(()) => self.inner.state.borrow_mut().marked = true,
+                Err(error) => tracing::warn!(path = %stored::path(&self.inner.dir).display(), %error,
+                    "partition log: could not be marked as in use; its loss while the broker is down would not be noticed"),
+            }
         }
         self.date_oldest().await;
         Ok(())
@@ -302,6 +356,7 @@ impl PartitionLog {
         &self,
         file: File,
         header: SegmentHeader,
+        listing: &Listing,
         known_synced: u64,
         sealed: &[(u64, u64)],
     ) -> Result<(), OpenError> {
@@ -313,6 +368,15 @@ impl PartitionLog {
         if let Some(at) = verdict.newer_at {
             return Err(newer(&path, &format!("the record frame at byte {at}")));
         }
+        let first_of_all = header.base_offset == 0 && sealed.is_empty();
+        if first_of_all && listing.advanced && verdict.next_offset == 0 {
+            let proof = self.inner.dir.join(hwm::FILE_NAME);
+            let what = format!("{} holds none that can be read", segment::file_name(0));
+            return Err(lost(&self.inner.dir, &proof, &what));
+        }
+        let length = listing.segments.last().map_or(end, |(_, bytes)| *bytes);
+        // A boundary says exactly what is missing.
+        let short = known_synced == 0 && self.cut_short(length, end, &verdict, sealed.is_empty() && listing.marked);
         let tail_at = verdict.data_end / BLOCK * BLOCK;
         let tail: Rc<[u8]> = if verdict.data_end == tail_at {
             Rc::from([])
@@ -333,6 +397,13 @@ impl PartitionLog {
             self.inner.disk.sync_dir(dir).await.map_err(|e| failed("sync", dir, &e))?;
         }
         self.report(&path, &verdict);
+        if short {
+            self.inner.state.borrow_mut().metrics.damage_found += 1;
+            tracing::error!(path = %path.display(), bytes = length, next_offset = verdict.next_offset,
+                "partition log: the newest segment was cut short, not by this broker: records that were stored from this \
+                 offset on, if any, are gone, and their offsets will be used again. Check the file system; restore the \
+                 file if you can");
+        }
         {
             let mut state = self.inner.state.borrow_mut();
             state.next_offset = verdict.next_offset;
@@ -358,6 +429,18 @@ impl PartitionLog {
         }
         self.trim_predecessor(&header, sealed).await;
         Ok(())
+    }
+
+    /// Whether the file is shorter than a log leaves it, also at a power cut. Space is claimed in whole first steps and
+    /// ahead of the data, the first one together with the header.
+    fn cut_short(&self, length: u64, end: u64, verdict: &Verdict, first_step_durable: bool) -> bool {
+        let whole_steps = length.is_multiple_of(FIRST_STEP_BYTES) || length == self.inner.options.segment_bytes;
+        if whole_steps {
+            return false;
+        }
+        let used = verdict.cut.map_or(verdict.data_end, |(_, until)| until.max(verdict.data_end));
+        let below_first_step = length < FIRST_STEP_BYTES && (used > DATA_START || first_step_durable);
+        below_first_step || used + BLOCK >= end
     }
 
     fn report(&self, path: &Path, verdict: &Verdict) {

@@ -71,6 +71,8 @@ pub(super) struct State {
     pub high_watermark: u64,
     /// The directory exists, by the listing or by our own making.
     pub dir_exists: bool,
+    /// The mark beside the directory says that there was a log ([`super::stored`]).
+    pub marked: bool,
     pub hwm_file: HwmFile,
     pub time_floor_ms: u64,
     /// Offsets that are lost for good, half-open, by their start.
@@ -323,11 +325,13 @@ impl PartitionLog {
     }
 
     async fn write_boundary(&self) -> std::io::Result<()> {
-        let (boundary, dir_exists) = {
+        let (boundary, needed) = {
             let state = self.inner.state.borrow();
-            (state.high_watermark, state.dir_exists)
+            // A log that never had a record needs no boundary, and a boundary file proves that there was one.
+            let unused = state.next_offset == 0 && state.poison.is_none() && state.hwm_file == HwmFile::Absent;
+            (state.high_watermark, state.dir_exists && !unused)
         };
-        if dir_exists {
+        if needed {
             self.note_boundary(boundary).await?;
         }
         Ok(())

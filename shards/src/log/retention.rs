@@ -231,7 +231,9 @@ impl PartitionLog {
             let state = &mut *guard;
             let after = state.active.as_ref().map_or(state.next_offset, |active| active.base);
             let end = state.sealed.get(1).map_or(after, |next| next.base);
-            if end > state.high_watermark {
+            // One whose successor a crash left unfinished stays: an empty segment alone is a sign of loss.
+            let last = state.active.is_none() && state.sealed.len() == 1;
+            if last || end > state.high_watermark {
                 return false;
             }
             let Some(front) = state.sealed.pop_front() else { return false };

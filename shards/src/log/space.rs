@@ -94,6 +94,11 @@ impl PartitionLog {
         made.await.map_err(|e| failed("create the partition directory", dir, &e))?;
         self.inner.state.borrow_mut().dir_exists = true;
         let active = self.make_segment(base, None).await?;
+        if !self.inner.state.borrow().marked {
+            let marked = super::stored::mark(&self.inner.disk, dir).await;
+            marked.map_err(|e| failed("make", &super::stored::path(dir), &e))?;
+            self.inner.state.borrow_mut().marked = true;
+        }
         self.inner.state.borrow_mut().active = Some(active);
         Ok(())
     }
@@ -215,7 +220,9 @@ impl PartitionLog {
             return Ok(());
         };
         let most = self.inner.options.segment_bytes.saturating_sub(claimed);
-        let step = lacking.next_multiple_of(BLOCK).max(segment::next_step_bytes(claimed)).min(most);
+        // To a whole number of first steps: a file of any other length was cut short by somebody else (S56).
+        let step = lacking.max(segment::next_step_bytes(claimed));
+        let step = ((claimed + step).next_multiple_of(FIRST_STEP_BYTES) - claimed).min(most);
         file.allocate(claimed, step).await.map_err(|e| failed("claim space for a segment in", &self.inner.dir, &e))?;
         let mut state = self.inner.state.borrow_mut();
         state.metrics.claims_inline += 1;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Inner, KeyedLocks};
 use crate::api::{MetaCommand, MetaReply};
-use crate::log::{Retire, TopicDirectories, TopicKind};
+use crate::log::{Retire, TopicDirectories, TopicEntry, TopicKind};
 use crate::meta::{Address, Incarnation, ShardId, Snapshot};
 use crate::metrics::SetAside;
 use crate::peer::{LocalBoxFuture, Reply, Request};
@@ -22,6 +22,8 @@ pub struct DirectoryKeeper {
     /// Incarnations whose directory is known to be there and theirs.
     prepared: RefCell<BTreeSet<Incarnation>>,
     by_name: KeyedLocks<Arc<str>>,
+    /// Incarnations that were live in this process, until their files are gone.
+    former: RefCell<BTreeSet<Incarnation>>,
     /// What the sweep at start has left.
     set_aside: Cell<Option<SetAside>>,
 }
@@ -29,7 +31,13 @@ pub struct DirectoryKeeper {
 impl DirectoryKeeper {
     pub fn new(topics: TopicDirectories) -> DirectoryKeeper {
         let by_name = KeyedLocks { locks: RefCell::default() };
-        DirectoryKeeper { topics, prepared: RefCell::default(), by_name, set_aside: Cell::new(None) }
+        DirectoryKeeper {
+            topics,
+            prepared: RefCell::default(),
+            by_name,
+            former: RefCell::default(),
+            set_aside: Cell::new(None),
+        }
     }
 
     pub fn set_aside(&self) -> Option<SetAside> {
@@ -117,9 +125,11 @@ impl Inner {
                 continue;
             }
             self.directories.prepared.borrow_mut().remove(incarnation);
-            if self.keeps(&topic.name) {
-                self.purge_in_background(topic.name.clone(), *incarnation);
+            if !self.keeps(&topic.name) {
+                continue;
             }
+            self.directories.former.borrow_mut().insert(*incarnation);
+            self.purge_in_background(topic.name.clone(), *incarnation);
         }
     }
 
@@ -143,9 +153,10 @@ impl Inner {
         let _name = self.directories.by_name.of(name).enter().await;
         close_everywhere(self, incarnation).await;
         let purged = self.directories.topics.purge(name, incarnation).await;
-        if let Err(error) = &purged {
-            tracing::warn!(topic = %name, %incarnation, %error,
-                "the files of a deleted topic could not be removed; the next start tries again");
+        match &purged {
+            Ok(()) => drop(self.directories.former.borrow_mut().remove(&incarnation)),
+            Err(error) => tracing::warn!(topic = %name, %incarnation, %error,
+                "the files of a deleted topic could not be removed; the next start tries again"),
         }
         if self.snapshot.borrow().topic(name).is_none() {
             self.directories.by_name.forget(name);
@@ -180,13 +191,24 @@ impl Inner {
                     }
                     TopicKind::Stale(incarnation) => (incarnation, false),
                     TopicKind::Unmarked => {
-                        tracing::warn!(topic = %entry.topic,
-                            "a topic directory without a readable incarnation mark was left in place");
+                        let live = inner.snapshot.borrow().topic(&entry.topic).map(|topic| topic.incarnation);
+                        match live {
+                            Some(live) => tracing::error!(topic = %entry.topic, dir = %entry.path.display(), %live,
+                                "the directory of a topic has no readable incarnation mark; it is neither served nor \
+                                 changed. If its records are this topic's, write the live incarnation into its marker"),
+                            None => tracing::warn!(topic = %entry.topic, dir = %entry.path.display(),
+                                "a topic directory without a readable incarnation mark was left in place"),
+                        }
                         found.orphans += 1;
                         continue;
                     }
                 };
-                if !live {
+                if !live && !entry.checked && inner.may_be_the_live_one(&entry, incarnation) {
+                    match entry.kind {
+                        TopicKind::Stale(_) => found.copies += 1,
+                        TopicKind::Marked(_) | TopicKind::Unmarked => found.orphans += 1,
+                    }
+                } else if !live {
                     let gone = inner.purge(&Arc::from(entry.topic.as_str()), incarnation).await;
                     match entry.kind {
                         _ if gone => {}
@@ -204,6 +226,19 @@ impl Inner {
             }
             inner.directories.set_aside.set(Some(found));
         });
+    }
+}
+
+impl Inner {
+    /// Whether a directory under a live name, whose marker states `found` without a checksum, may be the live
+    /// incarnation's own: one flipped bit would look like this. Then it is kept, and a person is told.
+    fn may_be_the_live_one(&self, entry: &TopicEntry, found: Incarnation) -> bool {
+        let live = self.snapshot.borrow().topic(&entry.topic).map(|topic| topic.incarnation);
+        let Some(live) = live.filter(|_| !self.directories.former.borrow().contains(&found)) else { return false };
+        tracing::error!(topic = %entry.topic, dir = %entry.path.display(), %found, %live,
+            "a topic directory states another incarnation than the live one, and no checksum proves it; it is neither \
+             served nor removed. If its records are this topic's, write the live incarnation into its marker");
+        true
     }
 }
 
@@ -227,5 +262,9 @@ impl Retire for RetireEverywhere {
 
     fn drop_state(&self, _old: Incarnation) {
         // Done by every shard when it closed the incarnation: state goes with the snapshot that lost it.
+    }
+
+    fn was_live(&self, old: Incarnation) -> bool {
+        self.0.directories.former.borrow().contains(&old)
     }
 }

@@ -161,6 +161,7 @@ impl Shard {
         shard.install(snapshot);
         shard.inner.reserve.refresh().await;
         shard.inner.latch_together();
+        shard.inner.watch_for_removal();
         shard.inner.open_present_partitions().await;
         for (number, wal) in adopted {
             shard.inner.adopt(number, wal);

@@ -303,7 +303,7 @@ impl Inner {
             return; // somebody has asked for it already
         }
         if let Err(error) = self.open_log(partition).await {
-            tracing::warn!(topic = %partition.topic, partition = partition.destination.partition, %error,
+            tracing::error!(topic = %partition.topic, partition = partition.destination.partition, %error,
                 "a partition could not be opened and is not served; the others are");
         }
     }

@@ -1,13 +1,14 @@
 //! Free space of the data directory, looked at while records come in: below the reserve, produce answers `503`
 //! before the disk answers ENOSPC (E22, lesson F1).
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::io::Disk;
+use crate::peer::{LocalBoxFuture, Request};
 use crate::rt::sync::Notify;
 use crate::rt::{self, Instant, Queue};
 
@@ -38,6 +39,9 @@ impl NodeRoom {
     }
 }
 
+/// What else is looked at with every sample.
+pub type Look = Box<dyn Fn() -> LocalBoxFuture<'static, ()>>;
+
 #[derive(Clone)]
 pub struct DiskReserve {
     state: Rc<State>,
@@ -54,6 +58,7 @@ struct State {
     /// A task is there that asks.
     asking: Cell<bool>,
     sampled: Notify,
+    also: OnceCell<Look>,
 }
 
 impl DiskReserve {
@@ -68,8 +73,14 @@ impl DiskReserve {
             wanted_at: Cell::new(rt::now()),
             asking: Cell::new(false),
             sampled: Notify::default(),
+            also: OnceCell::new(),
         };
         DiskReserve { state: Rc::new(state) }
+    }
+
+    /// Set once, before the first record.
+    pub fn look_also(&self, look: Look) {
+        let _ = self.state.also.set(look);
     }
 
     /// Whether a produce may be taken, by a sample that is young enough. A shard that refuses keeps looking as long as
@@ -92,6 +103,9 @@ impl DiskReserve {
 
     pub async fn refresh(&self) {
         let state = &self.state;
+        if let Some(look) = state.also.get() {
+            look().await;
+        }
         // A file system that does not say is not refused for it: the WAL says so when it is full.
         let free = state.disk.available_bytes().await;
         let room = free.as_ref().map_or(true, |free| *free >= state.reserve_bytes);
@@ -113,6 +127,32 @@ impl DiskReserve {
         }
         state.sampled_at.set(rt::now());
         state.sampled.notify_all();
+    }
+}
+
+impl super::Inner {
+    /// Refuses every produce once the WAL's file has lost its name: the data directory was removed under a running
+    /// node, and what is accepted from then on would not outlive it.
+    pub(super) fn watch_for_removal(self: &Rc<Self>) {
+        let me = Rc::downgrade(self);
+        self.reserve.look_also(Box::new(move || {
+            let inner = me.upgrade();
+            Box::pin(async move {
+                let Some(inner) = inner.filter(|inner| inner.wal.failed().is_none()) else { return };
+                let Some(path) = inner.wal.removed_segment().await else { return };
+                let cause = format!(
+                    "{} was removed while the broker runs: what is written there is lost when it stops",
+                    path.display()
+                );
+                tracing::error!(shard = inner.options.id, cause,
+                    "ingress WAL failed: every produce of this node is refused. Let consumers take what they can, stop \
+                     the broker, restore the data directory from a backup or begin with an empty one, then start again");
+                inner.wal.latch(&cause);
+                for sibling in inner.siblings() {
+                    inner.carrier.send(sibling, Request::Latch { cause: cause.clone() });
+                }
+            })
+        }));
     }
 }
 

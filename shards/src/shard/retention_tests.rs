@@ -30,6 +30,11 @@ impl Carrier for Loop {
         let shard = self.0.get().cloned();
         Box::pin(async move {
             match (request, shard) {
+                (Request::Meta(MetaCommand::ConfirmGone { incarnation: Some(asked), .. }), Some(shard))
+                    if shard.snapshot().topic_of(asked).is_none() =>
+                {
+                    Ok(Reply::Meta(MetaReply::Gone))
+                }
                 (Request::Meta(MetaCommand::ConfirmGone { .. }), _) => Ok(Reply::Meta(MetaReply::NotGone)),
                 (request, Some(shard)) if to == Address::local(0) => Ok(shard.handle(request).await),
                 _ => Err(Lost("nobody else is there".to_owned())),
@@ -333,5 +338,46 @@ fn c100_what_nobody_consumes_has_an_age_even_when_its_log_has_been_closed() {
         let second = bench.consume("orders").await;
         bench.ack(&second).await;
         assert_eq!(since(&bench.metrics().await), 0, "caught up");
+    });
+}
+
+/// What the sweep of a start leaves of a directory under the name of the live topic 1, by what its marker says.
+fn swept(marker: &'static str) -> (bool, u64) {
+    sim::run(1, async move {
+        let disk = SimDisk::new(1);
+        let door = Disk::Sim(disk.clone());
+        for dir in ["/data", "/data/topics", "/data/topics/orders", "/data/topics/orders/p00000"] {
+            door.create_dir(Path::new(dir)).await.expect("simulated");
+        }
+        let path = Path::new("/data/topics/orders/incarnation");
+        let file = door.open(path, crate::io::Open::New, crate::io::Caching::Buffered).await.expect("simulated");
+        file.write_durable_at(0, crate::io::Slice::copy_from(marker.as_bytes())).await.expect("simulated");
+        let bench = Bench::start(disk, RetentionOptions::default(), &[topic("orders", 1, 0)]).await;
+        rt::sleep(SECOND).await;
+        let kept = door.list(Path::new("/data/topics/orders/p00000")).await.is_ok();
+        (kept, bench.metrics().await.set_aside.map_or(0, |found| found.orphans))
+    })
+}
+
+#[test]
+fn s10_k21_the_sweep_keeps_a_live_topics_directory_whose_marker_proves_nothing() {
+    assert_eq!(swept("0000000000000003\n"), (true, 1), "one flipped bit, written by an older release");
+    assert_eq!(swept("0000000000000003 00000000\n"), (true, 1), "one flipped bit, with a checksum");
+    assert_eq!(swept("0000000000000001\n"), (true, 0), "its own");
+    let former = crate::log::Mark::encode(Incarnation(3));
+    assert_eq!(swept(former.leak()), (false, 0), "a former incarnation, proven, confirmed gone");
+}
+
+#[test]
+fn e11_a_wal_whose_file_was_removed_under_the_running_node_takes_no_record() {
+    sim::run(1, async {
+        let disk = SimDisk::new(1);
+        let bench = Bench::start(disk, RetentionOptions::default(), &[topic("orders", 1, 0)]).await;
+        bench.produce("orders").await;
+        Disk::Sim(bench.disk.clone()).remove_dir_all(Path::new("/data/ingress")).await.expect("simulated");
+        rt::sleep(SECOND).await;
+        let refused = bench.shard.produce("orders", NewRecord { key: b"", payload: b"lost", partition: None }).await;
+        let text = format!("{:?}", refused.expect_err("it would be lost at the exit"));
+        assert!(text.contains("/data/ingress/0/00000001.wal was removed while the broker runs"), "{text}");
     });
 }

@@ -50,6 +50,11 @@ pub enum WalOpenError {
         seq: Option<u64>,
         why: String,
     },
+    /// Segments that have held records are gone or empty, and what they held with them.
+    Missing {
+        path: PathBuf,
+        why: String,
+    },
     /// A newer release wrote it (lesson N58).
     UnknownFormat {
         path: PathBuf,
@@ -91,6 +96,13 @@ impl fmt::Display for WalOpenError {
                      its directory out of the data directory and start again"
                 )
             }
+            WalOpenError::Missing { path, why } => write!(
+                f,
+                "ingress WAL: {}: {why}. Accepted records would be lost, so the node does not start, and nothing was \
+                 changed. Restore the file; or, to give up what this WAL had not dispatched, move its directory out of \
+                 the data directory and start again",
+                path.display()
+            ),
             WalOpenError::UnknownFormat { path, offset, format } => write!(
                 f,
                 "ingress WAL: {} holds format {format} at byte {offset}, which this release does not know; start the \

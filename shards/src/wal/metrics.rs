@@ -31,6 +31,8 @@ pub struct WalMetrics {
     pub groups_dropped: u64,
     /// Records read back from disk.
     pub records_read_back: u64,
+    /// Bytes behind the last whole record that the open has cut.
+    pub torn_bytes_cut: u64,
     /// Gauge: 1 once latched (lesson N9).
     pub failed: bool,
     /// Gauge: records a restart would replay.
@@ -63,6 +65,7 @@ impl Default for WalMetrics {
             appends_exhausted: 0,
             groups_dropped: 0,
             records_read_back: 0,
+            torn_bytes_cut: 0,
             failed: false,
             backlog_records: 0,
             live_bytes: 0,

@@ -201,6 +201,14 @@ impl Wal {
         self.inner.state.borrow_mut().latched.get_or_insert_with(|| cause.to_owned());
     }
 
+    /// The segment that is written to, if somebody has removed its file: what goes there now is lost at the exit.
+    pub async fn removed_segment(&self) -> Option<PathBuf> {
+        let active = self.inner.state.borrow().chain.back().cloned()?;
+        let named = active.file()?.is_named().await;
+        // A status that cannot be read proves nothing.
+        (matches!(named, Ok(false)) && active.active.get()).then(|| active.path.clone())
+    }
+
     /// Why appends are refused, once latched.
     pub fn failed(&self) -> Option<String> {
         self.inner.state.borrow().latched.clone()

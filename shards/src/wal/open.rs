@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::ahead::Ahead;
@@ -13,9 +13,9 @@ use super::frame::{round_up, BLOCK_BYTES};
 use super::header::{Header, HeaderFault, State as SegmentState};
 use super::keeper::CheckpointState;
 use super::recovery::{Depth, Scan, Step, Tail, Walk, Window};
-use super::segment::{file_number, Folder, Segment, Unpaced};
+use super::segment::{file_name, file_number, Folder, Segment, Unpaced};
 use super::staging::Staging;
-use super::{flush, Inner, Mode, State, Wal, WalOpenError, WalOptions};
+use super::{flush, Inner, Mode, State, Wal, WalMetrics, WalOpenError, WalOptions};
 use crate::io::{Caching, Entry, File, Open, Slice};
 use crate::rt::{self, Instant, Queue};
 
@@ -23,9 +23,23 @@ struct Found {
     /// Active segments, by first sequence number.
     chain: VecDeque<Rc<Segment>>,
     spares: VecDeque<Rc<Segment>>,
+    /// Files without a header: preparations that never ended, or what somebody emptied.
+    blanks: Vec<Blank>,
     next_number: u64,
     /// The largest sequence number that a spare's header says was not yet given out.
     floor: u64,
+}
+
+struct Blank {
+    path: PathBuf,
+    number: u64,
+}
+
+impl Found {
+    /// A file without a header that is no interrupted preparation, which always has the highest number.
+    fn emptied(&self) -> Option<&Blank> {
+        self.blanks.iter().find(|blank| blank.number + 1 < self.next_number)
+    }
 }
 
 pub(super) async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
@@ -38,8 +52,12 @@ pub(super) async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
     let (checkpoint_file, stored) = open_checkpoint(&folder).await?;
 
     let oldest = found.chain.front().map_or(found.floor, |segment| segment.first_seq.get());
-    let end = recover(&folder, &found.chain, stored.unwrap_or(oldest)).await?;
-    let start = begin(&folder, &found, stored, oldest, end);
+    let (end, torn_bytes_cut) = recover(&folder, &found, stored.unwrap_or(oldest)).await?;
+    let start = begin(&folder, &found, stored, oldest, end)?;
+    for blank in std::mem::take(&mut found.blanks) {
+        tracing::info!(path = %blank.path.display(), "removing a WAL segment file without content, as an interrupted preparation leaves it");
+        folder.remove(&blank.path).await.map_err(WalOpenError::io(&blank.path, "remove"))?;
+    }
     if stored != Some(start.dispatch_from) {
         write_checkpoint(&folder, &checkpoint_file, start.dispatch_from).await?;
     }
@@ -72,7 +90,7 @@ pub(super) async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
             checkpoint: CheckpointState::recovered(start.dispatch_from),
             on_latched: Vec::new(),
             topics: Default::default(),
-            metrics: Default::default(),
+            metrics: WalMetrics { torn_bytes_cut, ..WalMetrics::default() },
         }),
         wake_flusher: Default::default(),
         wake_keeper: Default::default(),
@@ -98,12 +116,13 @@ async fn make_dir(folder: &Folder) -> Result<(), WalOpenError> {
     Ok(())
 }
 
-/// Reads every segment's header. Blank files, whose preparation never ended, are removed.
+/// Reads every segment's header. Changes nothing.
 async fn look(folder: &Folder) -> Result<Found, WalOpenError> {
     let Folder { disk, dir, .. } = folder;
     // What we see must stay: names that a dead process made may not be durable yet.
     disk.sync_dir(dir).await.map_err(WalOpenError::io(dir, "sync"))?;
-    let mut found = Found { chain: VecDeque::new(), spares: VecDeque::new(), next_number: 1, floor: 1 };
+    let mut found =
+        Found { chain: VecDeque::new(), spares: VecDeque::new(), blanks: Vec::new(), next_number: 1, floor: 1 };
     let mut chain: Vec<Rc<Segment>> = Vec::new();
     for entry in disk.list(dir).await.map_err(WalOpenError::io(dir, "list"))? {
         let path = dir.join(&entry.name);
@@ -116,8 +135,7 @@ async fn look(folder: &Folder) -> Result<Found, WalOpenError> {
         found.next_number = found.next_number.max(number + 1);
         let file = disk.open(&path, Open::Existing, Caching::Direct).await.map_err(WalOpenError::io(&path, "open"))?;
         let Some(header) = read_header(folder, &path, &file, &entry).await? else {
-            tracing::info!(path = %path.display(), "removing a WAL segment whose preparation was interrupted");
-            folder.remove(&path).await.map_err(WalOpenError::io(&path, "remove"))?;
+            found.blanks.push(Blank { path, number });
             continue;
         };
         let segment = Rc::new(Segment::found(path, file, &header));
@@ -207,9 +225,10 @@ async fn write_checkpoint(folder: &Folder, file: &File, seq: u64) -> Result<(), 
 }
 
 /// Verifies every segment that dispatch still needs, cuts the torn tail of the last one, and returns the sequence
-/// number behind the last record.
-async fn recover(folder: &Folder, chain: &VecDeque<Rc<Segment>>, dispatch_from: u64) -> Result<u64, WalOpenError> {
-    let Some(last) = chain.back() else { return Ok(1) };
+/// number behind the last record, and the bytes that were cut.
+async fn recover(folder: &Folder, found: &Found, dispatch_from: u64) -> Result<(u64, u64), WalOpenError> {
+    let chain = &found.chain;
+    let Some(last) = chain.back() else { return Ok((1, 0)) };
     for (segment, successor) in chain.iter().zip(chain.iter().skip(1)) {
         let end = successor.first_seq.get();
         if end <= dispatch_from {
@@ -218,7 +237,10 @@ async fn recover(folder: &Folder, chain: &VecDeque<Rc<Segment>>, dispatch_from: 
         }
         let walk = follow(segment, end).await?;
         if walk.next_seq < end {
-            let why = format!("it must hold every record up to {}, where its successor begins", end - 1);
+            let mut why = format!("it must hold every record up to {}, where its successor begins", end - 1);
+            if let Some(blank) = found.emptied() {
+                why += &format!("; {} has no content, and may have held what is missing", blank.path.display());
+            }
             return Err(corrupt(segment, walk.at, Some(walk.next_seq), why));
         }
         segment.tail.set(round_up(walk.at, BLOCK_BYTES));
@@ -234,12 +256,15 @@ async fn recover(folder: &Folder, chain: &VecDeque<Rc<Segment>>, dispatch_from: 
             offset = tail.cut,
             next_seq = tail.next_seq,
             bytes = tail.erase_to - tail.cut,
-            "cutting the torn tail of the ingress WAL: writes that were in flight when the node stopped, none answered"
+            records_behind = tail.heads_behind,
+            "cutting the tail of the ingress WAL behind its last whole record, as writes in flight leave it when a node \
+             dies. If the drive lost or changed a write that it had confirmed, answered records of the last writes were \
+             among these bytes, and are lost"
         );
         folder.erase(last, tail.cut, tail.erase_to).await.map_err(WalOpenError::io(&last.path, "cut"))?;
     }
     last.tail.set(round_up(tail.cut, BLOCK_BYTES));
-    Ok(tail.next_seq)
+    Ok((tail.next_seq, tail.erase_to - tail.cut))
 }
 
 /// Walks a segment to record `end` or as far as it goes.
@@ -274,20 +299,16 @@ async fn judge(segment: &Segment, walk: &Walk) -> Result<Tail, WalOpenError> {
     }
 }
 
-/// Where dispatch starts and the next record goes; says so when that is not where one would expect.
-fn begin(folder: &Folder, found: &Found, stored: Option<u64>, oldest: u64, end: u64) -> Start {
+/// Where dispatch starts and the next record goes; says so when that is not where one would expect, and refuses where
+/// segments with records are missing.
+fn begin(folder: &Folder, found: &Found, stored: Option<u64>, oldest: u64, end: u64) -> Result<Start, WalOpenError> {
     if found.chain.is_empty() {
-        // A new directory, or a crash while E4 replaced its segments: nothing is left to dispatch.
         let next_seq = stored.unwrap_or(1).max(found.floor);
-        if let Some(checkpoint) = stored.filter(|checkpoint| *checkpoint > 1) {
-            tracing::warn!(
-                dir = %folder.dir.display(),
-                checkpoint,
-                "the ingress WAL has a dispatch checkpoint and no segment: if its files were removed, records accepted \
-                 above the checkpoint are lost; going on at the checkpoint"
-            );
+        if next_seq > 1 {
+            // A directory of another life than its first always has an active segment.
+            return Err(missing(folder, found, next_seq));
         }
-        return Start { dispatch_from: next_seq, next_seq, note: Note::Plain };
+        return Ok(Start { dispatch_from: next_seq, next_seq, note: Note::Plain });
     }
     let start = checkpoint::start(stored, oldest, end);
     let dir = folder.dir.display();
@@ -299,10 +320,14 @@ fn begin(folder: &Folder, found: &Found, stored: Option<u64>, oldest: u64, end: 
             "no ingress dispatch checkpoint; dispatch starts at the oldest WAL segment, and delivers again what was \
              already delivered from there on"
         ),
-        Note::Clamped { checkpoint } => tracing::warn!(
+        Note::Clamped { checkpoint } if found.emptied().is_some() => return Err(missing(folder, found, checkpoint)),
+        Note::Clamped { checkpoint } => tracing::error!(
+            dir = %dir,
             checkpoint,
             oldest_segment = oldest,
-            "ingress dispatch checkpoint was below the oldest WAL segment; dispatch starts at that segment"
+            "ingress dispatch checkpoint was below the oldest WAL segment; dispatch starts at that segment. If the drive \
+             lost the checkpoint's last writes, nothing else is lost; if a segment was removed, so are its accepted \
+             records, from the checkpoint up to the oldest segment"
         ),
         Note::Ahead { recovered_end } => tracing::warn!(
             dir = %dir,
@@ -312,16 +337,44 @@ fn begin(folder: &Folder, found: &Found, stored: Option<u64>, oldest: u64, end: 
              already; going on in a new segment at the checkpoint"
         ),
     }
-    start
+    Ok(start)
+}
+
+/// Segments that must hold records from `seq` on are gone, or have no content.
+fn missing(folder: &Folder, found: &Found, seq: u64) -> WalOpenError {
+    let first = folder.dir.join(file_name(1));
+    match found.emptied().or(found.blanks.last()) {
+        Some(blank) => WalOpenError::Missing {
+            path: blank.path.clone(),
+            why: format!(
+                "it has no content, although the directory has held records up to {} and more may follow",
+                seq - 1
+            ),
+        },
+        None => WalOpenError::Missing {
+            path: folder.dir.clone(),
+            why: format!(
+                "it has held records up to {}, and there is no segment any more ({} or one of a higher number)",
+                seq - 1,
+                first.display()
+            ),
+        },
+    }
 }
 
 /// Leaves an active segment that takes the next record, and only spares that can be used.
 async fn settle(folder: &Folder, found: &mut Found, segment_bytes: u64, start: Start) -> Result<(), WalOpenError> {
     if matches!(start.note, Note::Ahead { .. }) {
-        // Everything in them was dispatched. They go first, oldest first: beside a segment that begins above their
-        // end they would look like a chain with a gap.
-        while let Some(segment) = found.chain.pop_front() {
+        // Everything in them was dispatched. They go oldest first: beside a segment that begins above their end they
+        // would look like a chain with a gap. The last one begins again, in one write: there is a segment at any time.
+        while found.chain.len() > 1 {
+            let Some(segment) = found.chain.pop_front() else { break };
+            tracing::info!(path = %segment.path.display(), "removing a WAL segment whose records were all dispatched");
             folder.remove(&segment.path).await.map_err(WalOpenError::io(&segment.path, "remove"))?;
+        }
+        if let Some(last) = found.chain.pop_front() {
+            let again = folder.restart(&last, start.next_seq).await.map_err(WalOpenError::io(&last.path, "restart"))?;
+            found.chain.push_back(Rc::new(again));
         }
     }
     let (kept, odd) = std::mem::take(&mut found.spares).into_iter().partition(|spare| spare.bytes == segment_bytes);
@@ -329,6 +382,7 @@ async fn settle(folder: &Folder, found: &mut Found, segment_bytes: u64, start: S
     let mut odd: VecDeque<Rc<Segment>> = odd;
     odd.extend(found.spares.drain(found.spares.len().min(2)..));
     for spare in odd {
+        tracing::info!(path = %spare.path.display(), "removing a spare WAL segment that is not needed");
         folder.remove(&spare.path).await.map_err(WalOpenError::io(&spare.path, "remove"))?;
     }
     if found.chain.is_empty() {
@@ -362,6 +416,8 @@ pub(super) async fn remove_drained_remains(disk: &crate::io::Disk, ingress: &Pat
     };
     for entry in entries.into_iter().filter(|entry| entry.directory) {
         if Path::new(&entry.name).extension().is_some_and(|extension| extension == "drained") {
+            let path = ingress.join(&entry.name);
+            tracing::info!(path = %path.display(), "removing a WAL directory whose records were all dispatched");
             disk.remove_dir_all(&ingress.join(&entry.name)).await?;
             removed += 1;
         }

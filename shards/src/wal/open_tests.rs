@@ -279,6 +279,54 @@ fn lesson_d10_1_a_missing_segment_is_a_hole_and_refuses() {
     });
 }
 
+/// Worse than a cut segment, and never milder: an empty or missing one where the checkpoint says that there were records.
+#[test]
+fn lesson_d10_1_a_wal_that_has_lost_all_its_segments_refuses() {
+    for emptied in [false, true] {
+        run(15, async move {
+            let disk = SimDisk::new(15);
+            filled(&disk, 10).await;
+            put_checkpoint(&disk, 9);
+            let door = Disk::Sim(disk.clone());
+            let files = disk.files().into_iter().filter(|path| path.extension().is_some_and(|e| e == "wal"));
+            let files: Vec<_> = files.collect();
+            for path in &files {
+                match emptied {
+                    true => {
+                        let file = door.open(path, Open::Existing, Caching::Direct).await.expect("there");
+                        file.set_len(0).await.expect("simulated");
+                    }
+                    false => door.remove_file(path).await.expect("there"),
+                }
+            }
+            let text = open_error(&disk, 256 * KIB).await.to_string();
+            assert!(text.contains("records up to 8"), "{text}");
+            assert_eq!(text.contains("it has no content"), emptied, "{text}");
+            assert!(!text.contains("removed"), "{text}");
+            let left = disk.files().iter().filter(|path| files.contains(path)).count();
+            assert_eq!(left, if emptied { files.len() } else { 0 }, "nothing was changed");
+        });
+    }
+}
+
+#[test]
+fn lesson_d10_1_an_emptied_segment_below_the_others_refuses_and_stays() {
+    for number in [1, 3] {
+        run(16, async move {
+            let disk = SimDisk::new(16);
+            let wal = open(&disk, 64 * KIB).await;
+            append(&wal, 0..60, 4000).await.expect("room");
+            wal.close().await;
+            let path = segment_path(number);
+            let file = Disk::Sim(disk.clone()).open(&path, Open::Existing, Caching::Direct).await.expect("there");
+            file.set_len(0).await.expect("simulated");
+            let text = open_error(&disk, 64 * KIB).await.to_string();
+            assert!(text.contains(&path.display().to_string()) && text.contains("no content"), "{text}");
+            assert!(disk.files().contains(&path), "what may be restored is not removed");
+        });
+    }
+}
+
 #[test]
 fn lesson_d10_1_two_segments_never_begin_with_the_same_record() {
     run(14, async {

@@ -121,6 +121,8 @@ pub(crate) struct Tail {
     pub cut: u64,
     /// Everything from `cut` to here is to be zeroed durably before the next append (E5); `cut` when nothing is.
     pub erase_to: u64,
+    /// Heads of records that verify behind the cut.
+    pub heads_behind: u64,
 }
 
 /// Judges everything behind the place where a walk of the last segment stopped.
@@ -133,6 +135,7 @@ pub(crate) struct Scan {
     damaged_seq: u64,
     pub at: u64,
     found_to: u64,
+    heads_behind: u64,
     group_mark: Option<u64>,
     torn_block: bool,
 }
@@ -147,6 +150,7 @@ impl Scan {
             damaged_seq: walk.next_seq,
             at: walk.at,
             found_to: walk.at,
+            heads_behind: 0,
             group_mark: None,
             torn_block: false,
         }
@@ -170,6 +174,7 @@ impl Scan {
             };
             if seq >= self.damaged_seq {
                 self.judge(seq, group_mark)?;
+                self.heads_behind += 1;
                 let length = u64::from(length).clamp(HEAD_BYTES as u64, CHUNK_BYTES as u64);
                 self.found_to = self.found_to.max(self.at + length).min(self.segment_bytes);
             }
@@ -208,7 +213,12 @@ impl Scan {
     fn verdict(&self) -> Tail {
         let torn = self.found_to > self.cut || self.torn_block;
         let erase_to = if torn { round_up(self.found_to.max(self.cut + 1), BLOCK_BYTES) } else { self.cut };
-        Tail { next_seq: self.damaged_seq, cut: self.cut, erase_to: erase_to.min(self.segment_bytes) }
+        Tail {
+            next_seq: self.damaged_seq,
+            cut: self.cut,
+            erase_to: erase_to.min(self.segment_bytes),
+            heads_behind: self.heads_behind,
+        }
     }
 }
 

@@ -129,10 +129,10 @@ enum Verdict {
 impl Verdict {
     fn text(&self) -> String {
         match self {
-            Verdict::Tail(Tail { next_seq, cut, erase_to }) if cut == erase_to => {
+            Verdict::Tail(Tail { next_seq, cut, erase_to, .. }) if cut == erase_to => {
                 format!("{} records, end at {cut}", next_seq - 1)
             }
-            Verdict::Tail(Tail { next_seq, cut, erase_to }) => {
+            Verdict::Tail(Tail { next_seq, cut, erase_to, .. }) => {
                 format!("{} records, end at {cut}, erase to {erase_to}", next_seq - 1)
             }
             Verdict::Corrupt { at, seq } => format!("corrupt at {at}, record {seq}"),

@@ -219,6 +219,13 @@ impl Folder {
         Ok(reborn)
     }
 
+    /// Begins the segment anew, active, with `first_seq`: one write of its header. What it held is gone.
+    pub async fn restart(&self, segment: &Segment, first_seq: u64) -> io::Result<Segment> {
+        let again = Segment { prepared: segment.prepared, ..segment.reborn() };
+        self.activate(&again, first_seq).await?;
+        Ok(again)
+    }
+
     /// Removes a segment for good: it must not come back once a younger one is gone.
     pub async fn remove(&self, path: &Path) -> io::Result<()> {
         match self.disk.remove_file(path).await {

@@ -131,6 +131,31 @@ fn limits_of_a_single_message() {
     });
 }
 
+/// RFC 9112, 6.1: what would be stored is not what the client meant.
+#[test]
+fn a_transfer_coding_that_is_not_undone_stores_nothing_and_ends_the_connection() {
+    run(|world| async move {
+        let lines = ["gzip, chunked", "identity, chunked", "chunked, chunked", "gzip\r\nTransfer-Encoding: chunked"];
+        for coding in lines {
+            let mut client = world.connect();
+            let request = format!(
+                "POST {PATH} HTTP/1.1\r\n{JSON}Transfer-Encoding: {coding}\r\n\r\n3\r\nabc\r\n0\r\n\r\n{}",
+                String::from_utf8_lossy(&request("POST", PATH, JSON, b"behind"))
+            );
+            client.send(request.as_bytes()).await;
+            let answer = client.answer().await.expect("an answer");
+            assert!(matches!(answer.status, 501 | 400), "{coding}: {}", answer.status);
+            assert_eq!(answer.header("connection"), Some("close"), "{coding}");
+            assert!(client.answer().await.is_none(), "{coding}");
+        }
+        assert_eq!(world.broker().stored.borrow().len(), 0);
+        let mut client = world.connect();
+        let text = format!("POST {PATH} HTTP/1.1\r\n{JSON}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n");
+        client.send(text.as_bytes()).await;
+        assert_eq!(client.answer().await.expect("an answer").status, 501);
+    });
+}
+
 #[test]
 fn half_bodies_store_nothing() {
     run(|world| async move {

@@ -260,16 +260,24 @@ impl RingFile {
     }
 
     pub async fn len(&self) -> io::Result<u64> {
+        Ok(self.status(libc::STATX_SIZE).await?.stx_size)
+    }
+
+    pub async fn is_named(&self) -> io::Result<bool> {
+        Ok(self.status(libc::STATX_NLINK).await?.stx_nlink > 0)
+    }
+
+    async fn status(&self, mask: u32) -> io::Result<Box<libc::statx>> {
         // SAFETY: zeroed is a valid value of this plain C struct.
         let mut stat: Box<libc::statx> = Box::new(unsafe { std::mem::zeroed() });
         let entry = opcode::Statx::new(self.descriptor.get(), c"".as_ptr(), (&raw mut *stat).cast())
             .flags(libc::AT_EMPTY_PATH)
-            .mask(libc::STATX_SIZE)
+            .mask(mask)
             .build();
         let completion = self.op(entry, Keep::on(&self.descriptor, Memory::Statx(stat))).await;
-        outcome(completion.result, "cannot read the length of", &self.path)?;
+        outcome(completion.result, "cannot read the status of", &self.path)?;
         match completion.keep.memory {
-            Memory::Statx(stat) => Ok(stat.stx_size),
+            Memory::Statx(stat) => Ok(stat),
             _ => unreachable!("statx keeps its buffer"),
         }
     }

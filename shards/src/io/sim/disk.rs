@@ -551,6 +551,10 @@ impl State {
         self.files.get(&inode).map(|file| file.image.bytes()).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    pub(super) fn is_named(&self, inode: Inode) -> io::Result<bool> {
+        self.files.get(&inode).map(|file| !file.unlinked).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     /// Gives the space of a removed file back; its content stays until no power cut can bring the entry back.
     fn release_unlinked(&mut self, inode: Inode) {
         let Some(file) = self.files.get_mut(&inode) else { return };

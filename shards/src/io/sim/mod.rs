@@ -317,6 +317,12 @@ impl SimFile {
         state.file_bytes(self.inode)
     }
 
+    pub fn is_named(&self) -> io::Result<bool> {
+        let mut state = self.disk.state.borrow_mut();
+        state.settle(rt::now());
+        state.is_named(self.inode)
+    }
+
     pub async fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
         self.call(Op::Allocate, Action::Allocate { inode: self.inode, offset, bytes }).await.map(drop)
     }
