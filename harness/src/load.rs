@@ -177,9 +177,14 @@ fn produce(run: &Run, mut random: Random) {
             ledger.produced(id, outcome, round);
         }
         drop(ledger);
-        if answer.is_err() {
-            sticky.failed();
-            thread::sleep(Duration::from_millis(2));
+        match outcome {
+            Outcome::Accepted => {}
+            // A client that is told to come back later does; one that does not measures how fast a broker says no.
+            Outcome::Refused => thread::sleep(Duration::from_millis(20)),
+            Outcome::Unknown => {
+                sticky.failed();
+                thread::sleep(Duration::from_millis(2));
+            }
         }
     }
 }

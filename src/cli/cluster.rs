@@ -85,3 +85,33 @@ fn print<'a, T: Deserialize<'a>>(response: &'a Response, out: &mut dyn Write) ->
     let value: Box<RawValue> = response.json()?;
     Ok(writeln!(out, "{}", indented(value.get()))?)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::tests::{answer, failure, first_line, narad};
+
+    #[test]
+    fn cluster_members_are_printed_as_the_server_sends_them_and_one_is_forgotten() {
+        let listed = answer("200 OK", r#"{"members":[{"id":"a","voter":true}]}"#);
+        let done = narad(&["cluster", "members"], "", vec![listed.clone()]);
+        done.result.unwrap();
+        assert!(done.out.contains("\"id\": \"a\""), "{}", done.out);
+        assert_eq!(first_line(&done.seen[0]), "GET /v1/cluster/members HTTP/1.1");
+        let detailed = narad(&["cluster", "members", "--detail"], "", vec![listed]);
+        assert_eq!(first_line(&detailed.seen[0]), "GET /v1/cluster/members?detail=true HTTP/1.1");
+        let done = narad(
+            &["cluster", "members", "forget", "n/4"],
+            "",
+            vec![answer("200 OK", r#"{"id":"n/4","voter":false}"#)],
+        );
+        done.result.unwrap();
+        assert_eq!(first_line(&done.seen[0]), "POST /v1/cluster/members/n%2F4/forget HTTP/1.1");
+        assert!(done.out.contains("\"voter\": false"), "{}", done.out);
+        let refused = narad(
+            &["cluster", "members", "forget", "a"],
+            "",
+            vec![answer("409 Conflict", r#"{"error":"a has a member record"}"#)],
+        );
+        assert!(failure(refused).contains("a has a member record"));
+    }
+}

@@ -12,7 +12,7 @@ use super::*;
 
 /// A request as the server saw it.
 #[derive(Debug)]
-struct Seen {
+pub(super) struct Seen {
     head: String,
     body: Vec<u8>,
     connection: usize,
@@ -60,7 +60,7 @@ fn read_request(reader: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
     Some((head, body))
 }
 
-fn answer(status: &str, body: &str) -> String {
+pub(super) fn answer(status: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len())
 }
 
@@ -73,15 +73,15 @@ fn empty(status: &str) -> String {
     format!("HTTP/1.1 {status}\r\n\r\n")
 }
 
-struct Outcome {
-    result: Result<(), Failure>,
-    out: String,
+pub(super) struct Outcome {
+    pub result: Result<(), Failure>,
+    pub out: String,
     err: String,
-    seen: Vec<Seen>,
+    pub seen: Vec<Seen>,
 }
 
 /// Runs one command line against scripted answers.
-fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
+pub(super) fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
     let (client, thread) = server(answers);
     let args = normalise(args.iter().map(|arg| (*arg).to_owned()).collect());
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -109,11 +109,11 @@ fn narad(args: &[&str], input: &str, answers: Vec<String>) -> Outcome {
     Outcome { result, out: text(out), err: text(err), seen }
 }
 
-fn first_line(seen: &Seen) -> &str {
+pub(super) fn first_line(seen: &Seen) -> &str {
     seen.head.lines().next().unwrap_or("")
 }
 
-fn failure(outcome: Outcome) -> String {
+pub(super) fn failure(outcome: Outcome) -> String {
     match outcome.result {
         Err(Failure::Request(text)) => text,
         other => panic!("{other:?}"),
@@ -456,28 +456,6 @@ fn server_report_adds_up_what_is_known_and_names_what_is_not() {
                     1 topic(s) partial: what is unavailable is in no number\n";
     assert_eq!(done.out, expected);
     assert_eq!(first_line(&done.seen[3]), "GET /v1/topics/longer HTTP/1.1");
-}
-
-#[test]
-fn cluster_members_are_printed_as_the_server_sends_them_and_one_is_forgotten() {
-    let listed = answer("200 OK", r#"{"members":[{"id":"a","voter":true}]}"#);
-    let done = narad(&["cluster", "members"], "", vec![listed.clone()]);
-    done.result.unwrap();
-    assert!(done.out.contains("\"id\": \"a\""), "{}", done.out);
-    assert_eq!(first_line(&done.seen[0]), "GET /v1/cluster/members HTTP/1.1");
-    let detailed = narad(&["cluster", "members", "--detail"], "", vec![listed]);
-    assert_eq!(first_line(&detailed.seen[0]), "GET /v1/cluster/members?detail=true HTTP/1.1");
-    let done =
-        narad(&["cluster", "members", "forget", "n/4"], "", vec![answer("200 OK", r#"{"id":"n/4","voter":false}"#)]);
-    done.result.unwrap();
-    assert_eq!(first_line(&done.seen[0]), "POST /v1/cluster/members/n%2F4/forget HTTP/1.1");
-    assert!(done.out.contains("\"voter\": false"), "{}", done.out);
-    let refused = narad(
-        &["cluster", "members", "forget", "a"],
-        "",
-        vec![answer("409 Conflict", r#"{"error":"a has a member record"}"#)],
-    );
-    assert!(failure(refused).contains("a has a member record"));
 }
 
 #[test]

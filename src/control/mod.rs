@@ -1,7 +1,7 @@
 //! The metadata of a node: which topics there are, which nodes there are, and which of them owns which partition.
 //!
 //! A change is a [`Command`] whose random and timed parts its proposer has already chosen. A [`Log`] puts commands in
-//! an order (alone: at once; a cluster: Raft), the applier computes what each does to the [`State`] with a pure
+//! an order (Raft, on a lone node with one voter), the applier computes what each does to the [`State`] with a pure
 //! function, stores effects and index in one transaction, builds a new immutable `Snapshot`, has every shard install
 //! it, and only then answers (E23). Nothing here knows threads: commits run through `rt::blocking` (E27), and the
 //! node's wiring hands in how a snapshot reaches the shards.
@@ -34,7 +34,6 @@ mod tests;
 #[cfg(test)]
 mod tests_support;
 
-use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -66,7 +65,7 @@ pub fn give_ballast(directory: &std::path::Path) {
     ballast::Ballast::beside(directory).give();
 }
 
-/// Decides the order of commands and brings them to the applier. The seam under which Raft goes.
+/// Decides the order of commands and brings them to the applier. Raft does, and in tests whoever wants to.
 pub trait Log {
     /// Resolves once the command is decided, applied here and visible on every shard.
     fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>>;
@@ -75,47 +74,12 @@ pub trait Log {
     fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>>;
 }
 
-/// The log of a node without peers: the next command is decided by being asked for.
-pub struct Alone {
-    applier: Rc<Applier>,
-    next_index: Cell<u64>,
-}
-
-impl Alone {
-    pub fn new(applier: Rc<Applier>) -> Alone {
-        let next_index = Cell::new(applier.applied_index() + 1);
-        Alone { applier, next_index }
-    }
-}
-
-impl Log for Alone {
-    fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>> {
-        let index = self.next_index.replace(self.next_index.get() + 1);
-        let decided = self.applier.submit(index, command);
-        Box::pin(decided)
-    }
-
-    fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>> {
-        // Whatever was answered is in the snapshot already; what was not answered is decided by nobody else.
-        let stopped = self.applier.stopped();
-        Box::pin(async move { stopped.map_or(Ok(()), Err) })
-    }
-}
-
-/// Metadata as opened at start, before any thread runs: what [`Control::start`] takes over.
+/// Metadata as opened at start, before any thread runs: what [`Applier::start`] takes over.
 pub struct Metastore<S> {
     pub store: S,
     pub state: State,
     pub placement: Placement,
     pub watch: Arc<MetastoreWatch>,
-}
-
-impl Metastore<Store> {
-    /// Opens `directory/state.redb`, making it when absent. `Err` is one line with cause and remedy.
-    pub fn open(directory: &std::path::Path, shards: ShardId) -> Result<Metastore<Store>, String> {
-        let (store, state) = Store::open(directory)?;
-        Ok(Metastore::new(store, state, shards))
-    }
 }
 
 impl<S: Storage> Metastore<S> {
@@ -147,14 +111,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Starts the applier's task on the runtime of the calling thread, alone. `install` brings a snapshot to every
-    /// shard and resolves when all have it.
-    pub fn start<S: Storage>(metastore: Metastore<S>, install: Rc<dyn Install>) -> Control {
-        let applier = Applier::start(metastore, install);
-        Control::over(Rc::new(Alone::new(applier.clone())), applier)
-    }
-
-    /// The same over another log.
+    /// Over a log that brings what it decides to `applier`.
     pub fn over(log: Rc<dyn Log>, applier: Rc<Applier>) -> Control {
         Control { log, applier, controller: None, membership: None, me: Default::default() }
     }

@@ -7,6 +7,7 @@ use narad_shards::meta::Address;
 use narad_shards::rt::sim;
 use narad_shards::rt::sim::Rng;
 
+use super::tests_support::Alone;
 use super::*;
 
 pub(super) fn topic(name: &str, incarnation: u64, partitions: u32) -> Arc<TopicMeta> {
@@ -97,7 +98,8 @@ pub(super) type Installed = Rc<RefCell<Vec<Arc<Snapshot>>>>;
 fn start(shelf: &Shelf, shards: ShardId) -> (Rc<Control>, Installed) {
     let installed = Rc::new(RefCell::new(Vec::new()));
     let install = Rc::new(Shards { shelf: shelf.clone(), installed: installed.clone() });
-    let control = Control::start(Metastore::new(shelf.clone(), shelf.state(), shards), install);
+    let applier = Applier::start(Metastore::new(shelf.clone(), shelf.state(), shards), install);
+    let control = Control::over(Rc::new(Alone::new(applier.clone())), applier);
     (Rc::new(control), installed)
 }
 

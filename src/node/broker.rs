@@ -1,7 +1,6 @@
 //! The HTTP layer's view of a shard, and of the control thread on the metrics listener.
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
 use std::future::Future;
 use std::ops::Bound;
 use std::rc::Rc;
@@ -13,7 +12,7 @@ use narad_shards::api::{
     ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
     SettleStatus,
 };
-use narad_shards::meta::{Address, NodeId, ShardId, TopicMeta};
+use narad_shards::meta::{Address, ShardId, TopicMeta};
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::{Carrier, Reply, Request, Take};
 use narad_shards::queue::Consumer;
@@ -196,11 +195,8 @@ impl Broker for ShardBroker {
         let request = || Request::Stats { incarnation: topic.incarnation };
         let carrier = self.shard.carrier();
         // Another node answers for all of its shards; one that does not answer leaves its partitions out.
-        let snapshot = self.shard.snapshot();
-        let addresses = snapshot.placement.get(&topic.incarnation).map(|addresses| &addresses[..]).unwrap_or_default();
-        let others: BTreeSet<NodeId> = addresses.iter().map(|address| address.node).collect();
-        let others = others.into_iter().filter(|node| !matches!(*node, NodeId::LOCAL | NodeId::NONE));
-        let owners = (0..self.state.shards).map(Address::local).chain(others.map(Address::remote));
+        let others = self.shard.snapshot().remote_owners(topic.incarnation);
+        let owners = (0..self.state.shards).map(Address::local).chain(others.into_iter().map(Address::remote));
         let asked = owners.map(|owner| carrier.call(owner, request())).collect();
         let answered = rt::all(asked).await.into_iter();
         answered

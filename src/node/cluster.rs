@@ -1,7 +1,7 @@
 //! The control thread's part in the cluster: its endpoint, consensus, membership, controller, and what the shards are
 //! told of the other nodes. A node without peers runs consensus with one voter, and nothing else of this.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -34,7 +34,6 @@ const LOOK: Duration = Duration::from_millis(100);
 const DIAL_AGAIN: Duration = Duration::from_secs(1);
 /// A name that was looked up is good for that long.
 const NAME_GOOD: Duration = Duration::from_secs(30);
-const SILENT_AFTER: Duration = consensus::CONTACT_FRESH;
 
 /// What the control thread starts with.
 pub struct Opened {
@@ -138,7 +137,6 @@ pub fn start(
             hellos: RefCell::default(),
             dialled: RefCell::default(),
             sent: RefCell::default(),
-            version: Cell::new(0),
         });
         rt::spawn(Queue::Foreground, book.run());
         control = control.with_controller(controller).with_membership(for_operators);
@@ -284,14 +282,7 @@ impl Service for Door {
     }
 
     fn met(&self, _connection: ConnectionId, from: &Hello, address: SocketAddr) -> Result<(), String> {
-        let (ours, theirs) = (self.applier.state().cluster_id(), from.cluster_id);
-        match ours != 0 && theirs != 0 && ours != theirs {
-            true => Err(format!(
-                "{} at {address} belongs to cluster {theirs:016x}, this node to {ours:016x}: check cluster.peers on both",
-                from.node
-            )),
-            false => Ok(()),
-        }
+        self.hello().same_cluster(from, address)
     }
 
     fn serve(&self, _connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
@@ -325,8 +316,7 @@ struct Book {
     /// The last hello of each member: a control connection that is down for a moment does not void its shards' ports.
     hellos: RefCell<BTreeMap<Arc<str>, Arc<Hello>>>,
     dialled: RefCell<BTreeMap<SocketAddr, Instant>>,
-    sent: RefCell<PeerBook>,
-    version: Cell<u64>,
+    sent: RefCell<Arc<PeerBook>>,
 }
 
 impl Book {
@@ -334,11 +324,10 @@ impl Book {
         while self.applier.stopped().is_none() {
             let book = self.write();
             self.dial(&book);
-            let changed = PeerBook { version: self.sent.borrow().version, ..book.clone() } != *self.sent.borrow();
-            if changed {
-                self.version.set(self.version.get() + 1);
-                let book = Arc::new(PeerBook { version: self.version.get(), ..book });
-                *self.sent.borrow_mut() = (*book).clone();
+            // It is written with the version of the one before.
+            if book != **self.sent.borrow() {
+                let book = Arc::new(PeerBook { version: book.version + 1, ..book });
+                *self.sent.borrow_mut() = book.clone();
                 let told = (0..self.common.state.shards)
                     .map(|shard| self.links.call(Address::local(shard), Request::InstallPeers(book.clone())));
                 drop(rt::all(told.collect()).await); // a shard that is gone takes the process with it (E25)
@@ -353,7 +342,7 @@ impl Book {
         let me: Arc<str> = Arc::from(self.common.node_id.as_str());
         let mut hellos = self.hellos.borrow_mut();
         hellos.retain(|node, _| state.members().contains_key(node));
-        control::peer_book(0, &me, self.common.boot_id, &state, |member| {
+        control::peer_book(self.sent.borrow().version, &me, self.common.boot_id, &state, |member| {
             let control_addr = self.names.known(&member.registration.peer_address)?;
             if let Some(hello) = self.transport.hello_of(control_addr).filter(|hello| *hello.node == **member.node()) {
                 hellos.insert(member.node().clone(), hello);
@@ -406,7 +395,7 @@ fn gate(consensus: &Consensus) -> Option<String> {
     match (consensus.leader(), consensus.last_contact()) {
         (None, _) => said("no raft leader known".to_owned()),
         (Some(_), None) => said("no contact with the raft leader yet".to_owned()),
-        (Some(_), Some(at)) if rt::now() - at > SILENT_AFTER => {
+        (Some(_), Some(at)) if rt::now() - at > consensus::CONTACT_FRESH => {
             said(format!("last raft leader contact {} ago", crate::config::format_duration(rt::now() - at)))
         }
         _ => None,

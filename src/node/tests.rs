@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::config::{self, Sources};
+use crate::control::Store;
 
 use super::data_dir::{list_ingress, plan_identity};
 use super::*;
@@ -111,7 +112,7 @@ fn e50_the_stored_node_id_wins_and_a_different_one_is_refused() {
     assert!(plan(None, "bad host!").unwrap_err().to_string().contains("set cluster.node_id"));
     assert!(plan(None, "").unwrap_err().to_string().contains("set cluster.node_id"));
     plan(Some("n1"), "host-a").unwrap();
-    drop(Metastore::open(&data.metastore(), 1).unwrap());
+    drop(Store::open(&data.metastore()).unwrap());
     let identity = plan(None, "host-a").unwrap().carry_out(&data).unwrap();
     assert_eq!((identity.node_id.as_str(), identity.first_start), ("host-a", true));
     let again = plan(None, "renamed-host").unwrap().carry_out(&data).unwrap();

@@ -103,7 +103,7 @@ impl Cluster {
         let mut cluster = Cluster { script: arguments.cluster.clone(), dir, addresses: Vec::new(), namespaces: false };
         let (nodes, shards) = (arguments.nodes.to_string(), arguments.shards.to_string());
         let binary = arguments.binary.display().to_string();
-        cluster.run(&["up", "--nodes", &nodes, "--shards", &shards, "--binary", &binary, "--disk-mb", "1024"])?;
+        cluster.run(&["up", "--nodes", &nodes, "--shards", &shards, "--binary", &binary, "--disk-mb", "4096"])?;
         let urls = cluster.run(&["urls"])?;
         let parse = |line: &str| line.strip_prefix("http://").and_then(|address| address.parse().ok());
         cluster.addresses = urls.lines().filter_map(parse).collect();

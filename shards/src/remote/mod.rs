@@ -84,6 +84,20 @@ pub struct Hello {
     pub commit_credit_bytes: u32,
 }
 
+impl Hello {
+    /// Refuses a node of another cluster (E36). `address` is where it says so from.
+    pub fn same_cluster(&self, from: &Hello, address: SocketAddr) -> Result<(), String> {
+        let (ours, theirs) = (self.cluster_id, from.cluster_id);
+        match ours != 0 && theirs != 0 && ours != theirs {
+            true => Err(format!(
+                "{} at {address} belongs to cluster {theirs:016x}, this node to {ours:016x}: check cluster.peers on both",
+                from.node
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Why a call has no reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallError {

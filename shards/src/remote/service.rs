@@ -63,15 +63,7 @@ impl Service for RemoteService {
     }
 
     fn met(&self, _connection: ConnectionId, from: &Hello, address: SocketAddr) -> Result<(), String> {
-        let own = (self.inner.hello)();
-        let (ours, theirs) = (own.cluster_id, from.cluster_id);
-        if ours != 0 && theirs != 0 && ours != theirs {
-            return Err(format!(
-                "{} at {address} belongs to cluster {theirs:016x}, this node to {ours:016x}: check cluster.peers on both",
-                from.node
-            ));
-        }
-        Ok(())
+        (self.inner.hello)().same_cluster(from, address)
     }
 
     fn serve(&self, connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {

@@ -130,7 +130,9 @@ impl Driver {
                     return stopped;
                 }
             }
-            if rt::now() >= next_tick {
+            // The only server has nobody to tell that it leads, and nobody to miss: an idle node is not woken.
+            let alone = core.leads() && core.configuration().servers.len() == 1;
+            if !alone && rt::now() >= next_tick {
                 // One, however late: what stood still must not find itself without a leader for that.
                 core.tick();
                 if core.leads() {
@@ -140,7 +142,8 @@ impl Driver {
                 }
                 next_tick = rt::now() + tick;
             } else if idle && !core.has_ready() {
-                let _ = rt::first_of(woken, rt::sleep_until(next_tick)).await;
+                let until = if alone { self.next_image_check } else { next_tick };
+                let _ = rt::first_of(woken, rt::sleep_until(until)).await;
             }
         }
     }

@@ -65,8 +65,8 @@ pub fn open(directory: &Path, mode: &Mode, restored: bool, drawn: u64) -> Result
     };
     let found = look(directory, log.as_ref(), opened.as_ref())?;
     let decision = decide(mode, restored, &found);
-    if decision != Decision::Keep {
-        tracing::info!(?decision, ?found, "consensus: start");
+    if let Some(what) = decision.in_words() {
+        tracing::info!(directory = %directory.display(), "consensus: {what}");
     }
     match decision {
         Decision::Refuse(why) => return Err(in_file(why)),

@@ -61,6 +61,28 @@ pub enum Decision {
     Refuse(String),
 }
 
+impl Decision {
+    /// What is about to be done, for whoever reads the log. `None`: nothing out of the ordinary.
+    pub fn in_words(&self) -> Option<String> {
+        let aside = |set_aside: bool| if set_aside { "; what is here is set aside as *.stale" } else { "" };
+        Some(match self {
+            Decision::Keep | Decision::Refuse(_) => return None,
+            Decision::FoundCluster { start_index } => {
+                format!("this directory has no consensus log: one is begun behind entry {start_index}")
+            }
+            Decision::JoinEmpty { set_state_aside, set_log_aside } => {
+                format!(
+                    "begins empty and waits to be let into its cluster{}",
+                    aside(*set_state_aside || *set_log_aside)
+                )
+            }
+            Decision::Restore(Image::Received) => "the snapshot that the leader had sent becomes the state".to_owned(),
+            Decision::Restore(Image::Made) => "this node's own snapshot becomes the state again".to_owned(),
+            Decision::Rebuild => format!("the state is made again from the log{}", aside(true)),
+        })
+    }
+}
+
 /// The first entry that a founded log may begin behind. A joiner's empty log never reaches it, so it gets a snapshot,
 /// and with that the configuration, which no entry carries.
 pub const FIRST_START: u64 = 1;

@@ -219,8 +219,8 @@ impl Membership {
         };
         let (node, recorded_addr, advertise_addr) = (&*me.node, &*recorded.address, &*me.peer_address);
         let other_servers = view.servers.len() - 1;
-        let alone = other_servers == 0 && self.settings.peers.is_empty();
-        match alone {
+        // A node that ran alone had nobody to tell an address (E57).
+        match other_servers == 0 || recorded_addr.is_empty() {
             true => tracing::info!(node, recorded_addr, advertise_addr, other_servers, "raft configuration records this node at an address other than the one it advertises"),
             false => tracing::error!(node, recorded_addr, advertise_addr, other_servers, "raft configuration records this node at an address other than the one it advertises; set cluster.advertise_addr back, or let the join loop change the record"),
         }
