@@ -1,5 +1,6 @@
 //! The few requests around a load: one at a time, blocking.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -35,6 +36,8 @@ struct Topic {
 #[derive(Deserialize)]
 struct PartitionStats {
     high_watermark: u64,
+    #[serde(default)]
+    owner_node: String,
 }
 
 /// What a topic is and holds.
@@ -107,15 +110,24 @@ impl Admin {
     }
 
     pub fn topic(&self, topic: &str) -> Result<TopicState, Failure> {
+        let found = self.details(topic)?;
+        let committed = found.partition_stats.iter().map(|partition| partition.high_watermark).sum();
+        Ok(TopicState { partitions: found.partitions, committed })
+    }
+
+    /// The nodes that own partitions of the topic, each once, in order.
+    pub fn owners(&self, topic: &str) -> Result<Vec<String>, Failure> {
+        let found = self.details(topic)?.partition_stats.into_iter().map(|partition| partition.owner_node);
+        Ok(found.collect::<BTreeSet<_>>().into_iter().collect())
+    }
+
+    fn details(&self, topic: &str) -> Result<Topic, Failure> {
         let reply = self.request("GET", &self.topic_path(topic), "")?;
         if reply.status != 200 {
             return Err(refused("reading topic", topic, &reply, "see the broker's log"));
         }
-        let found: Topic = serde_json::from_slice(&reply.body).map_err(|error| {
-            Failure(format!("topic {topic}: the broker's answer is not what was expected: {error}"))
-        })?;
-        let committed = found.partition_stats.iter().map(|partition| partition.high_watermark).sum();
-        Ok(TopicState { partitions: found.partitions, committed })
+        serde_json::from_slice(&reply.body)
+            .map_err(|error| Failure(format!("topic {topic}: the broker's answer is not what was expected: {error}")))
     }
 
     /// Waits until `messages` have been committed to the topic.

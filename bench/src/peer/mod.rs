@@ -1,6 +1,8 @@
 //! `narad-bench peer`: commits from one node's shard to another's, over the peer plane and loopback.
 
+pub mod elsewhere;
 mod owner;
+mod report;
 mod yardsticks;
 
 use std::cell::{Cell, RefCell};
@@ -24,8 +26,7 @@ use crate::load::cpu;
 use crate::load::process::Home;
 use crate::log::batch_of;
 use crate::parts::{cores, counts, nanos, require, seconds};
-use crate::report::stats::Spread;
-use crate::run::{histogram, Better, Failure, Load, Run, Table};
+use crate::run::{histogram, Failure, Load, Run};
 use crate::Common;
 
 use yardsticks::Rate;
@@ -73,6 +74,24 @@ struct Way {
     record_bytes: usize,
     rates: Vec<Rate>,
     latency: Histogram<u64>,
+    /// Share of the datagrams sent that were taken for lost.
+    lost: f64,
+}
+
+/// Small calls, one of each in turn.
+struct Latencies {
+    datagram_bytes: usize,
+    calls: Histogram<u64>,
+    local: Histogram<u64>,
+    remote: Histogram<u64>,
+}
+
+struct Measured {
+    streams: Vec<Rate>,
+    /// By datagram size.
+    ceilings: Vec<(usize, Vec<Rate>)>,
+    ways: Vec<Way>,
+    latencies: Vec<Latencies>,
 }
 
 /// Measures.
@@ -101,8 +120,8 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
             [(true, "gso", options.record), (false, "plain", options.record), (true, "small", RECORD_BYTES)]
         {
             let name = format!("peer.d{datagram_bytes}.{suffix}");
-            let (rates, latency) = (Vec::new(), histogram());
-            ways.push(Way { name, datagram_bytes: *datagram_bytes, offload, record_bytes, rates, latency });
+            let (datagram_bytes, rates, latency) = (*datagram_bytes, Vec::new(), histogram());
+            ways.push(Way { name, datagram_bytes, offload, record_bytes, rates, latency, lost: 0.0 });
         }
     }
     let settings: Vec<PeerSettings> = ways.iter().map(|way| settings_of(way.datagram_bytes, way.offload)).collect();
@@ -110,14 +129,15 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     let (in_flight, cpus) = (options.in_flight, [here, there]);
     let asker = cores::start("asker", here, Duration::ZERO, move |handle| async move {
         let ends = Ends::start(&handle, &addresses, settings)?;
-        let measured = measure(run, &ends, ways, &datagrams, in_flight, cpus, each).await;
+        let measured = measure(&ends, ways, &datagrams, in_flight, cpus, each).await;
         // However that went, the owner must not wait for ever. It may be gone before its answer is.
         let _ = ends.ask(0, owner::frame(owner::STOP, &[], Vec::new())).await;
         ends.stop().await;
         measured
     });
-    let run = cores::join(asker)?;
+    let measured = cores::join(asker)?;
     cores::join(owner)?;
+    report::add(&mut run, &measured, in_flight);
     Ok(run)
 }
 
@@ -127,135 +147,37 @@ fn settings_of(datagram_bytes: usize, offload: bool) -> PeerSettings {
 }
 
 async fn measure(
-    mut run: Run,
     ends: &Ends,
-    mut ways: Vec<Way>,
+    ways: Vec<Way>,
     datagrams: &[usize],
     in_flight: usize,
     cpus: [usize; 2],
     each: Duration,
-) -> Result<Run, Failure> {
+) -> Result<Measured, Failure> {
     let turn = each / ROUNDS;
     let body = Slice::copy_from(&vec![0x61; COMMIT_BYTES]);
-    let (mut ceilings, mut streams) = (vec![Vec::new(); datagrams.len()], Vec::new());
+    let ceilings = datagrams.iter().map(|datagram| (*datagram, Vec::new())).collect();
+    let mut measured = Measured { streams: Vec::new(), ceilings, ways, latencies: Vec::new() };
     for _ in 0..ROUNDS {
-        streams.push(yardsticks::tcp(cpus, &body, turn)?);
-        for (datagram, rates) in datagrams.iter().zip(&mut ceilings) {
+        measured.streams.push(yardsticks::tcp(cpus, &body, turn)?);
+        for (datagram, rates) in &mut measured.ceilings {
             rates.push(yardsticks::in_memory(&settings_of(*datagram, true), &body, turn)?);
         }
-        for (index, way) in ways.iter_mut().enumerate() {
+        for (index, way) in measured.ways.iter_mut().enumerate() {
             let frame = full_commit(way.record_bytes);
             let rate = commits(ends, index, &frame, in_flight, turn, &mut way.latency).await?;
             way.rates.push(rate);
         }
     }
-    let (calls, local, remote) = latencies(ends, each).await?;
-
-    let head = ["", "datagram", "MB/s", "over in-memory", "over it per CPU", "over TCP", "lost", "p50 µs", "p99 µs"];
-    let mut table = Table {
-        title: format!("Commits of {} MiB, {in_flight} under way, and single calls", COMMIT_BYTES >> 20),
-        head: head.map(String::from).to_vec(),
-        rows: Vec::new(),
-    };
-    let median = |values: Vec<f64>| Spread::of(&values).median;
-    let of_rates = |rates: &[Rate]| median(rates.iter().map(|rate| rate.per_second).collect::<Vec<_>>());
-    // Round by round: what else the machine does in a round concerns both sides of its ratio.
-    let ratio = |rates: &[Rate], to: &[Rate], of: fn(&Rate) -> f64| {
-        median(rates.iter().zip(to).map(|(rate, to)| of(rate) / of(to).max(1.0)).collect::<Vec<_>>())
-    };
-    let megabytes = |rate: f64| format!("{:.0}", rate / 1e6);
-    let micros = |latency: &Histogram<u64>, at| format!("{:.0}", latency.value_at_quantile(at) as f64 / 1000.0);
-    let none = String::new;
-    let stream = of_rates(&streams);
-    run.figure("peer.tcp.rate", stream, "B/s", Better::Neither);
-    table.rows.push(vec![
-        "TCP stream".into(),
-        none(),
-        megabytes(stream),
-        none(),
-        none(),
-        none(),
-        none(),
-        none(),
-        none(),
-    ]);
-    for (datagram, ceiling) in datagrams.iter().zip(&ceilings) {
-        let rate = of_rates(ceiling);
-        run.figure(format!("peer.in_memory.d{datagram}.rate"), rate, "B/s", Better::Neither);
-        let name = "QUIC in memory".into();
-        table.rows.push(vec![
-            name,
-            datagram.to_string(),
-            megabytes(rate),
-            none(),
-            none(),
-            none(),
-            none(),
-            none(),
-            none(),
-        ]);
-        for (index, way) in ways.iter().enumerate().filter(|(_, way)| way.datagram_bytes == *datagram) {
-            let sent = ends.pairs[index].0.metrics();
-            let lost = sent.packets_lost as f64 / sent.datagrams_sent.max(1) as f64;
-            let rate = of_rates(&way.rates);
-            let over = ratio(&way.rates, ceiling, |rate| rate.per_second);
-            let over_per_cpu = ratio(&way.rates, ceiling, |rate| rate.per_cpu_second);
-            let over_tcp = ratio(&way.rates, &streams, |rate| rate.per_second);
-            run.figure(format!("{}.rate", way.name), rate, "B/s", Better::Higher);
-            run.figure(format!("{}.over_in_memory", way.name), over, "ratio", Better::Higher);
-            run.figure(format!("{}.cpu_over_in_memory", way.name), over_per_cpu, "ratio", Better::Higher);
-            run.figure(format!("{}.over_tcp", way.name), over_tcp, "ratio", Better::Higher);
-            run.figure(format!("{}.lost", way.name), lost, "ratio", Better::Lower);
-            let gso = if way.offload { "GSO" } else { "no GSO" };
-            table.rows.push(vec![
-                format!("{} B records, {gso}", way.record_bytes),
-                datagram.to_string(),
-                megabytes(rate),
-                format!("{over:.2}"),
-                format!("{over_per_cpu:.2}"),
-                format!("{over_tcp:.2}"),
-                format!("{lost:.4}"),
-                micros(&way.latency, 0.5),
-                micros(&way.latency, 0.99),
-            ]);
-            run.latency(&way.name, way.latency.clone(), Vec::new());
-        }
+    for (index, way) in measured.ways.iter_mut().enumerate() {
+        let sent = ends.pairs[index].0.metrics();
+        way.lost = sent.packets_lost as f64 / sent.datagrams_sent.max(1) as f64;
     }
-    let name_of = |what: &str| format!("{RECORDS} × {RECORD_BYTES} B commit, {what}");
-    for (name, title, latency) in [
-        ("peer.call", format!("call of {CALL_BYTES} B"), &calls),
-        ("peer.commit64.local", name_of("local"), &local),
-        ("peer.commit64.remote", name_of("remote"), &remote),
-    ] {
-        let (p50, p99) = (micros(latency, 0.5), micros(latency, 0.99));
-        table.rows.push(vec![title, datagrams[0].to_string(), none(), none(), none(), none(), none(), p50, p99]);
-        run.latency(name, latency.clone(), Vec::new());
+    for datagram in datagrams {
+        let way = measured.ways.iter().position(|way| way.offload && way.datagram_bytes == *datagram);
+        measured.latencies.push(latencies(ends, way.unwrap_or_default(), *datagram, each).await?);
     }
-    for (name, quantile) in [("p50", 0.5), ("p99", 0.99)] {
-        let at = |latency: &Histogram<u64>| latency.value_at_quantile(quantile) as f64;
-        let over = at(&remote) / at(&local).max(1.0);
-        run.figure(format!("peer.commit64.{name}_over_local"), over, "ratio", Better::Lower);
-        let title = format!("remote over local, {name}");
-        let cell = format!("{over:.2}");
-        let [p50, p99] = if name == "p50" { [cell, none()] } else { [none(), cell] };
-        table.rows.push(vec![title, none(), none(), none(), none(), none(), none(), p50, p99]);
-    }
-    run.tables.push(table);
-    run.notes = [
-        "Each end is a thread of the broker's runtime with its own endpoint: proof of the secret, TLS, frames and their \
-         archives as between two nodes. The commits of 8 MiB are answered and forgotten; the small ones are stored.",
-        "`in_memory` is QUIC's own ceiling: two connections of the same settings that hand each other packets, both on one \
-         thread. The endpoints have two threads, so what a byte costs is told by `cpu_over_in_memory`: bytes per second \
-         of CPU time (of both threads) over the same of the ceiling.",
-        "All rates take turns in five rounds; a ratio is the median of its rounds. Small calls, local and remote commits \
-         take turns one by one.",
-        "A local commit begins and ends in the owner's own task; a remote one is encoded, sent, decoded, stored by the \
-         same log, and answered. Both threads sleep in between, so two wake-ups by the kernel are in it.",
-        "Wrong if anything else runs on the two CPUs, and for what a network does: loopback has neither loss nor delay.",
-    ]
-    .map(String::from)
-    .to_vec();
-    Ok(run)
+    Ok(measured)
 }
 
 /// A commit of 8 MiB that its owner forgets.
@@ -312,25 +234,28 @@ async fn commits(
 }
 
 /// Small calls, local commits and remote ones, one of each in turn.
-async fn latencies(ends: &Ends, each: Duration) -> Result<(Histogram<u64>, Histogram<u64>, Histogram<u64>), Failure> {
+async fn latencies(ends: &Ends, way: usize, datagram_bytes: usize, each: Duration) -> Result<Latencies, Failure> {
     let (mut calls, mut local, mut remote) = (histogram(), histogram(), histogram());
     let body = Slice::copy_from(&[0x61; RECORD_BYTES]);
     let locally = owner::frame(owner::COMMIT_LOCALLY, &(RECORDS as u64).to_le_bytes(), Vec::new());
     let start = nanos();
-    // One of each is for warming up.
-    while local.len() <= COUNT_MIN || nanos() - start < each.as_nanos() as u64 {
+    let mut warm = false;
+    while local.len() < COUNT_MIN || nanos() - start < each.as_nanos() as u64 {
         let sent = nanos();
-        ends.ask(0, owner::frame(owner::ECHO, &[7; CALL_BYTES], Vec::new())).await?;
-        calls.saturating_record(nanos() - sent);
-        local.saturating_record(owner::number(&ends.ask(0, locally.clone()).await?)?);
+        ends.ask(way, owner::frame(owner::ECHO, &[7; CALL_BYTES], Vec::new())).await?;
+        let call = nanos() - sent;
+        let at_the_owner = owner::number(&ends.ask(way, locally.clone()).await?)?;
         let sent = nanos();
-        committed(&ends.ask(0, small_commit(&body, RECORDS, owner::STORED)).await?)?;
-        remote.saturating_record(nanos() - sent);
-        if local.len() == 1 {
-            [&mut calls, &mut local, &mut remote].into_iter().for_each(Histogram::reset);
+        committed(&ends.ask(way, small_commit(&body, RECORDS, owner::STORED)).await?)?;
+        let from_here = nanos() - sent;
+        // The first of each counts for nothing.
+        if std::mem::replace(&mut warm, true) {
+            calls.saturating_record(call);
+            local.saturating_record(at_the_owner);
+            remote.saturating_record(from_here);
         }
     }
-    Ok((calls, local, remote))
+    Ok(Latencies { datagram_bytes, calls, local, remote })
 }
 
 fn lost(error: CallError) -> Failure {
@@ -411,7 +336,7 @@ mod tests {
         for name in ["gso.over_in_memory", "plain.cpu_over_in_memory", "small.over_tcp"] {
             assert!(run.value(&format!("peer.d16383.{name}")).is_some_and(|value| value > 0.0), "{name}");
         }
-        assert!(run.value("peer.commit64.p50_over_local").is_some_and(|ratio| ratio > 0.0));
+        assert!(run.value("peer.d16383.commit64.p50_over_local").is_some_and(|ratio| ratio > 0.0));
     }
 
     #[test]
