@@ -1,6 +1,6 @@
 //! The few requests around a load: one at a time, blocking.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -36,8 +36,17 @@ struct Topic {
 #[derive(Deserialize)]
 struct PartitionStats {
     high_watermark: u64,
-    #[serde(default)]
-    owner_node: String,
+}
+
+#[derive(Deserialize)]
+struct Members {
+    members: Vec<Member>,
+}
+
+#[derive(Deserialize)]
+struct Member {
+    id: String,
+    owned_partitions: u64,
 }
 
 /// What a topic is and holds.
@@ -115,10 +124,14 @@ impl Admin {
         Ok(TopicState { partitions: found.partitions, committed })
     }
 
-    /// The nodes that own partitions of the topic, each once, in order.
-    pub fn owners(&self, topic: &str) -> Result<Vec<String>, Failure> {
-        let found = self.details(topic)?.partition_stats.into_iter().map(|partition| partition.owner_node);
-        Ok(found.collect::<BTreeSet<_>>().into_iter().collect())
+    /// Partitions that each node owns, as this one sees it.
+    pub fn owned_partitions(&self) -> Result<BTreeMap<String, u64>, Failure> {
+        let reply = self.request("GET", "/v1/cluster/members", "")?;
+        let found: Members = serde_json::from_slice(&reply.body).map_err(|error| {
+            let status = reply.status;
+            Failure(format!("members of the cluster: the broker's answer ({status}) is not what was expected: {error}"))
+        })?;
+        Ok(found.members.into_iter().map(|member| (member.id, member.owned_partitions)).collect())
     }
 
     fn details(&self, topic: &str) -> Result<Topic, Failure> {

@@ -206,8 +206,7 @@ impl Site {
     pub fn of(broker: Broker) -> Result<Site, Failure> {
         let target = broker.target()?;
         let admin = admin::Admin::new(&target);
-        let probe =
-            cost::Probe { pid: Some(broker.pid()), admin: Some(admin.clone()), directory: Some(broker.data()) };
+        let probe = cost::Probe { pid: Some(broker.pid()), admin: Some(admin.clone()), directory: Some(broker.data()) };
         Ok(Site { target, admin, probe, _broker: Some(broker) })
     }
 }

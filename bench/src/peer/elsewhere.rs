@@ -1,6 +1,7 @@
 //! `narad-bench elsewhere`: what a produce costs on a node that owns none of the topic's partitions, over what it costs on
 //! the node that owns them all.
 
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -172,22 +173,26 @@ fn load_options(options: &Options, duration: Duration) -> LoadOptions {
 /// UDP ports for the control endpoint and the shard of each node: free ones, of a moment ago.
 fn free_ports() -> Result<[u16; 2], Failure> {
     const TRIES: usize = 100;
+    /// Of either node, and one where nobody listens.
+    const PORTS: u16 = 5;
     let bind = |port: u16| UdpSocket::bind(SocketAddr::from(([127, 0, 0, 1], port)));
     for _ in 0..TRIES {
         let first = bind(0)?;
         let port = first.local_addr()?.port();
-        let behind: Option<Vec<_>> = (1..4).map(|next| bind(port.checked_add(next)?).ok()).collect();
+        let behind: Option<Vec<_>> = (1..PORTS).map(|next| bind(port.checked_add(next)?).ok()).collect();
         if behind.is_some() {
             return Ok([port, port + 2]);
         }
     }
-    Err(Failure("cannot find four free UDP ports in a row on 127.0.0.1".into()))
+    Err(Failure("cannot find five free UDP ports in a row on 127.0.0.1".into()))
 }
 
 /// The owner alone, then its topic, then the other node.
 fn start(options: &Options, home: &Path, cpus: &[usize]) -> Result<Vec<Node>, Failure> {
     let ports = free_ports()?;
-    let peers: Vec<_> = NAMES.iter().zip(ports).map(|(name, port)| format!("{name}@127.0.0.1:{port}")).collect();
+    // A list has at least three. The third one is nobody, and was never a member.
+    let listed = NAMES.iter().zip(ports).chain([(&"absent", ports[1] + 2)]);
+    let peers: Vec<_> = listed.map(|(name, port)| format!("{name}@127.0.0.1:{port}")).collect();
     let mut nodes = Vec::new();
     for (index, name) in NAMES.iter().enumerate() {
         let plan = Plan {
@@ -210,18 +215,19 @@ fn start(options: &Options, home: &Path, cpus: &[usize]) -> Result<Vec<Node>, Fa
         let (rates, p50s) = (Vec::new(), Vec::new());
         nodes.push(Node { site, rates, p50s, latency: histogram(), cost: None, messages: 0 });
     }
+    let expected = BTreeMap::from([(NAMES[0].to_owned(), u64::from(options.partitions)), (NAMES[1].to_owned(), 0)]);
     let deadline = Instant::now() + READY;
     loop {
-        match nodes[1].site.admin.owners(TOPIC) {
-            Ok(owners) if owners == [NAMES[0]] => return Ok(nodes),
-            seen if Instant::now() > deadline => {
-                return Err(Failure(match seen {
-                    Ok(owners) => format!("the partitions are owned by {owners:?} instead of {:?} alone", NAMES[0]),
-                    Err(Failure(text)) => format!("the second node does not know the topic: {text}"),
-                }));
-            }
-            _ => std::thread::sleep(Duration::from_millis(50)),
+        let owned = nodes[1].site.admin.owned_partitions()?;
+        if owned == expected && nodes[1].site.admin.topic(TOPIC).is_ok() {
+            return Ok(nodes);
         }
+        if Instant::now() > deadline {
+            return Err(Failure(format!(
+                "the partitions are with {owned:?}, as the second node sees it: not {expected:?}"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

@@ -12,7 +12,8 @@ const NOTES: [&str; 5] = [
      archives as between two nodes. The commits of 8 MiB are answered and forgotten; the small ones are stored.",
     "`in_memory` is QUIC's own ceiling: two connections of the same settings that hand each other packets, both on one \
      thread. The endpoints have two threads, so what a byte costs is told by `cpu_over_in_memory`: bytes per second \
-     of CPU time (of both threads) over the same of the ceiling.",
+     of CPU time (of both threads) over the same of the ceiling. `busier_cpu_over_in_memory` counts only the end that \
+     needs more: about what they reach when nothing else wants their CPUs.",
     "All rates take turns in five rounds; a ratio is the median of its rounds. Small calls, local and remote commits \
      take turns one by one.",
     "A local commit begins and ends in the owner's own task; a remote one is encoded, sent, decoded, stored by the \
@@ -49,7 +50,18 @@ pub(super) fn add(run: &mut Run, measured: &Measured, in_flight: usize) {
 }
 
 fn rates(run: &mut Run, measured: &Measured, in_flight: usize) -> Table {
-    let head = ["", "datagram", "MB/s", "over in-memory", "over it per CPU", "over TCP", "lost", "p50 µs", "p99 µs"];
+    let head = [
+        "",
+        "datagram",
+        "MB/s",
+        "over in-memory",
+        "per CPU",
+        "per CPU of busier end",
+        "over TCP",
+        "lost",
+        "p50 µs",
+        "p99 µs",
+    ];
     let title = format!("Commits of {} MiB, {in_flight} under way", COMMIT_BYTES >> 20);
     let mut table = Table { title, head: head.map(String::from).to_vec(), rows: Vec::new() };
     let mut row = |cells: Vec<String>| {
@@ -74,10 +86,12 @@ fn rates(run: &mut Run, measured: &Measured, in_flight: usize) -> Table {
 fn add_way(run: &mut Run, way: &Way, ceiling: &[Rate], streams: &[Rate]) -> Vec<String> {
     let over = ratio(&way.rates, ceiling, |rate| rate.per_second);
     let over_per_cpu = ratio(&way.rates, ceiling, |rate| rate.per_cpu_second);
+    let over_busiest = ratio(&way.rates, ceiling, |rate| rate.per_busiest_cpu_second);
     let over_tcp = ratio(&way.rates, streams, |rate| rate.per_second);
     run.figure(format!("{}.rate", way.name), rate(&way.rates), "B/s", Better::Higher);
     run.figure(format!("{}.over_in_memory", way.name), over, "ratio", Better::Higher);
     run.figure(format!("{}.cpu_over_in_memory", way.name), over_per_cpu, "ratio", Better::Higher);
+    run.figure(format!("{}.busier_cpu_over_in_memory", way.name), over_busiest, "ratio", Better::Higher);
     run.figure(format!("{}.over_tcp", way.name), over_tcp, "ratio", Better::Higher);
     run.figure(format!("{}.lost", way.name), way.lost, "ratio", Better::Lower);
     run.latency(&way.name, way.latency.clone(), Vec::new());
@@ -88,6 +102,7 @@ fn add_way(run: &mut Run, way: &Way, ceiling: &[Rate], streams: &[Rate]) -> Vec<
         megabytes(rate(&way.rates)),
         format!("{over:.2}"),
         format!("{over_per_cpu:.2}"),
+        format!("{over_busiest:.2}"),
         format!("{over_tcp:.2}"),
         format!("{:.4}", way.lost),
         micros(&way.latency, 0.5),

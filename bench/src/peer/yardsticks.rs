@@ -19,13 +19,21 @@ const READ_BYTES: usize = 256 << 10;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rate {
     pub per_second: f64,
+    /// Of all threads together.
     pub per_cpu_second: f64,
+    /// Of the thread that needed most: what they would reach with a CPU each and nothing to wait for.
+    pub per_busiest_cpu_second: f64,
 }
 
 impl Rate {
-    pub fn of(bytes: u64, nanos: u64, cpu_nanos: u64) -> Rate {
+    /// `cpu_nanos`: of each thread.
+    pub fn of(bytes: u64, nanos: u64, cpu_nanos: &[u64]) -> Rate {
         let per = |nanos: u64| bytes as f64 * 1e9 / nanos.max(1) as f64;
-        Rate { per_second: per(nanos), per_cpu_second: per(cpu_nanos) }
+        Rate {
+            per_second: per(nanos),
+            per_cpu_second: per(cpu_nanos.iter().sum()),
+            per_busiest_cpu_second: per(cpu_nanos.iter().copied().max().unwrap_or_default()),
+        }
     }
 }
 
@@ -35,11 +43,11 @@ pub fn in_memory(settings: &PeerSettings, frame: &Slice, each: Duration) -> Resu
     // Windows have grown by then.
     pair.carry(frame).map_err(Failure)?;
     let (start, cpu_start, mut bytes) = (nanos(), cpu::thread_cpu(), 0);
-    while nanos() - start < each.as_nanos() as u64 {
+    while bytes == 0 || nanos() - start < each.as_nanos() as u64 {
         pair.carry(frame).map_err(Failure)?;
         bytes += frame.len() as u64;
     }
-    Ok(Rate::of(bytes, nanos() - start, (cpu::thread_cpu() - cpu_start).as_nanos() as u64))
+    Ok(Rate::of(bytes, nanos() - start, &[(cpu::thread_cpu() - cpu_start).as_nanos() as u64]))
 }
 
 /// A TCP stream over loopback, between a thread on either CPU.
@@ -50,6 +58,7 @@ pub fn tcp(cpus: [usize; 2], frame: &Slice, each: Duration) -> Result<Rate, Fail
     let sender = std::thread::spawn(move || -> Result<u64, Failure> {
         cpu::pin(&[cpus[0]], "--cpus")?;
         let mut stream = TcpStream::connect(address)?;
+        stream.write_all(&bytes)?;
         while nanos() - start < each.as_nanos() as u64 {
             stream.write_all(&bytes)?;
         }
@@ -69,5 +78,5 @@ pub fn tcp(cpus: [usize; 2], frame: &Slice, each: Duration) -> Result<Rate, Fail
     let panicked = |_| Failure("a thread of the TCP stream has panicked".to_owned());
     let sender_cpu = sender.join().map_err(panicked)??;
     let (bytes, receiver_cpu) = receiver.join().map_err(panicked)??;
-    Ok(Rate::of(bytes, nanos() - start, sender_cpu + receiver_cpu))
+    Ok(Rate::of(bytes, nanos() - start, &[sender_cpu, receiver_cpu]))
 }

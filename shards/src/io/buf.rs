@@ -103,8 +103,9 @@ struct Shelf {
 
 /// What a thread keeps at most: the write and read-back buffers of the commits that run at one time.
 const SHELF_BYTES_MAX: usize = 32 << 20;
-/// Larger ones are rare, and cost more to fill than to zero.
-const SHELVED_BYTES_MAX: usize = 4 << 20;
+/// A commit of 8 MiB as another node sends it: records, archive, and what rounding adds. Larger ones are rare, and cost
+/// more to fill than to zero.
+const SHELVED_BYTES_MAX: usize = 9 << 20;
 
 thread_local! {
     static SHELF: RefCell<Shelf> = RefCell::default();
