@@ -110,13 +110,16 @@ impl Service for Door {
     fn lost(&self, _: ConnectionId) {}
 }
 
+/// Ends when it is told to stop.
+type Running = JoinHandle<Result<(), Failure>>;
+
 /// Starts an owner on `cpu` with its log in `dir`. Tells where it listens, in the order of `ways`.
 pub fn start(
     cpu: usize,
     dir: PathBuf,
     record_bytes: usize,
     ways: Vec<PeerSettings>,
-) -> Result<(Vec<SocketAddr>, JoinHandle<Result<(), Failure>>), Failure> {
+) -> Result<(Vec<SocketAddr>, Running), Failure> {
     let (tell, told) = mpsc::channel();
     let thread = cores::start("owner", cpu, Duration::ZERO, move |handle| async move {
         let disk = handle.disk(&dir, true)?;
