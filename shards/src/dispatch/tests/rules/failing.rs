@@ -56,6 +56,7 @@ fn lesson_n23_1_hung_owner_stalls_nobody_else() {
         state
         > checkpoint 2 held 3 skipped 0 lanes 19 timer yes
         ok orders/16
+        tick 50ms
         > commit orders/0 [20-21] to 7/0 (30s)
         ",
     );
@@ -162,6 +163,27 @@ fn a_failing_destination_is_rerouted_3_s_after_its_first_failed_attempt_began() 
         > commit orders/0 [7] to 0/0 (30s)
         ok orders/1
         > checkpoint 7
+    ");
+}
+
+#[test]
+fn a_probe_that_hangs_is_not_reported_again() {
+    run("
+        topic orders 1 1 on 7/0
+        append 1 orders/0
+        > commit orders/0 [1] to 7/0 (30s)
+        tick 1s
+        > hung orders/0 1
+        fail orders/0
+        > failing orders/0 no space
+        tick 1s
+        > commit orders/0 [1] to 7/0 (5s)
+        tick 1s
+        > rerouting orders/0
+        fail orders/0
+        tick 1s
+        > commit orders/0 [1] to 7/0 (5s)
+        tick 1s
     ");
 }
 
