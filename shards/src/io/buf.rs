@@ -388,6 +388,15 @@ mod tests {
     }
 
     #[test]
+    fn the_memory_of_a_whole_commit_from_another_node_is_kept() {
+        let frame_bytes = (8 << 20) + (200 << 10);
+        let first = AlignedBuf::reused(frame_bytes);
+        let address = first.as_ptr();
+        drop(first);
+        assert_eq!(AlignedBuf::reused(frame_bytes).as_ptr(), address);
+    }
+
+    #[test]
     fn a_thread_keeps_a_bounded_amount_of_memory() {
         let many: Vec<AlignedBuf> = (0..64).map(|_| AlignedBuf::reused(1 << 20)).collect();
         drop(many);
