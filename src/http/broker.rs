@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::api::{
-    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
+    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionReport, ProduceError, ReadAt, Settle,
     SettleStatus,
 };
 use narad_shards::meta::TopicMeta;
@@ -83,8 +83,12 @@ pub trait Broker: 'static {
     /// Up to `limit` topics in name order, the first one behind `after` (exclusive; empty is the start).
     fn topics_after(&self, after: &str, limit: usize) -> Vec<Arc<TopicMeta>>;
 
-    /// Statistics of the partitions whose owners answered, in any order.
-    fn stats<'a>(&'a self, topic: &'a TopicMeta) -> impl Future<Output = Vec<PartitionStats>> + 'a;
+    /// Every partition of the topic, or the one asked for, in order, each by the word of its owner; within 2 s.
+    fn describe<'a>(
+        &'a self,
+        topic: &'a TopicMeta,
+        only: Option<u32>,
+    ) -> impl Future<Output = Vec<PartitionReport>> + 'a;
 
     /// Creates or deletes a topic; answered once every shard of this node knows (E23).
     fn change(&self, command: MetaCommand) -> impl Future<Output = MetaReply>;

@@ -20,11 +20,12 @@ use super::certificates;
 use super::founding::{look_up, peer_settings, tls_files};
 use super::peer_watch;
 use super::run::Common;
+use super::status;
 use crate::control::consensus::disk::Stored;
 use crate::control::consensus::files::Files;
 use crate::control::consensus::{self, Consensus};
 use crate::control::{
-    self, Applier, Command, Control, Controller, Install, Membership, Metastore, Registration, Store,
+    self, Applier, Command, Control, Controller, Install, Membership, Metastore, OwnStatus, Registration, Store,
 };
 use crate::peer::PeerEndpoint;
 
@@ -61,7 +62,14 @@ pub fn start(
     let Opened { metastore, stored, files, empty_directory } = opened;
     let disk_id = stored.raft_id;
     let applier = Applier::start(metastore, install);
-    let door = Rc::new(Door { common: common.clone(), applier: applier.clone(), disk_id, parts: OnceCell::new() });
+    let own_status = status::own(common, links, &applier);
+    let door = Rc::new(Door {
+        common: common.clone(),
+        applier: applier.clone(),
+        disk_id,
+        parts: OnceCell::new(),
+        own_status: own_status.clone(),
+    });
     let endpoint = match &common.peer_plane {
         None => None,
         Some(plane) => {
@@ -79,8 +87,13 @@ pub fn start(
     let settings = consensus_settings(common, &applier, &names);
     let watch = common.state.figures.consensus.clone();
     let consensus = Consensus::start(settings, stored, Rc::new(files), applier.clone(), transport.clone(), watch)?;
+    if common.peer_plane.is_some() {
+        consensus.shut_create_gate();
+    }
     let log: Rc<dyn control::Log> = Rc::new(consensus.clone());
-    let mut control = Control::over(log.clone(), applier.clone()).named(&common.node_id, common.http_addr.to_string());
+    let mut control = Control::over(log.clone(), applier.clone())
+        .named(&common.node_id, common.http_addr.to_string())
+        .with_status(own_status);
     if let Some(plane) = &common.peer_plane {
         let servers: Rc<dyn control::Consensus> = Rc::new(consensus.clone());
         let me = Arc::new(Registration {
@@ -249,6 +262,7 @@ struct Door {
     disk_id: u64,
     /// Requests that come before are answered "unavailable".
     parts: OnceCell<Parts>,
+    own_status: OwnStatus,
 }
 
 struct Parts {
@@ -267,6 +281,7 @@ impl Service for Door {
             operation::SNAPSHOT,
             operation::PROPOSE,
             operation::APPLIED_INDEX,
+            operation::GET_TOPIC,
         ];
         Hello {
             cluster_id: self.applier.state().cluster_id(),
@@ -290,10 +305,10 @@ impl Service for Door {
         let Some(Parts { consensus, membership }) = self.parts.get() else {
             return Box::pin(std::future::ready(control::answer_unconfigured(&request)));
         };
-        let (consensus, membership) = (consensus.clone(), membership.clone());
+        let (consensus, membership, own_status) = (consensus.clone(), membership.clone(), self.own_status.clone());
         Box::pin(async move {
             if request.header.operation == operation::NODE_STATUS {
-                return Some(control::answer_status());
+                return Some(control::answer_status(own_status().await));
             }
             match membership.serve(&request).await {
                 Some(answer) => Some(answer),
@@ -383,6 +398,9 @@ async fn watch_readiness(common: Arc<Common>, consensus: Rc<Consensus>) {
         return;
     }
     loop {
+        if common.state.opened.load(Relaxed) >= common.state.shards {
+            consensus.open_create_gate();
+        }
         common.state.set_cluster_gate(gate(&consensus));
         rt::sleep(LOOK).await;
     }

@@ -114,7 +114,7 @@ pub async fn gather(state: &Arc<NodeState>) -> NodeMetrics {
 }
 
 /// Blocks that files under `directory` take. What goes while it is walked counts as gone.
-fn used_bytes(directory: &Path) -> u64 {
+pub(super) fn used_bytes(directory: &Path) -> u64 {
     const BLOCK_BYTES: u64 = 512;
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.metadata() {

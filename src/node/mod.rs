@@ -24,6 +24,7 @@ mod ports;
 mod run;
 mod serving;
 mod shard_thread;
+mod status;
 mod stopping;
 mod topology;
 mod traces;

@@ -1,6 +1,7 @@
 //! One shard: everything of one core. Its mechanisms (WAL, dispatcher, logs, queues) know only what they need; this
 //! module introduces them to each other.
 
+mod describe;
 mod directories;
 pub mod inspect;
 mod partitions;

@@ -63,7 +63,7 @@ impl Receiving {
     pub async fn take(&self, consensus: &Consensus, incoming: &Incoming) -> Outgoing {
         let _alone = self.lock.enter().await;
         match self.take_piece(consensus, incoming).await {
-            Ok(index) => codec::index_reply(incoming, index),
+            Ok(index) => codec::number_reply(incoming, index),
             Err(error) => {
                 self.expected.set(0);
                 if self.refused.replace(Some(error.clone())).as_ref() != Some(&error) {

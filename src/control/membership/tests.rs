@@ -480,3 +480,27 @@ fn e39_the_peer_book_holds_what_members_say_and_hellos_add() {
     assert_eq!((b.alive, b.boot_id, ports), (true, 44, vec![8001, 8002]));
     assert_eq!((c.alive, c.boot_id, c.shard_addrs.len()), (false, 0, 0));
 }
+
+#[test]
+fn k21_a_replica_that_lacks_a_topic_destroys_nothing_without_the_leaders_word() {
+    sim::run(7, async {
+        // Its state file came back from the past: everything it has agrees with itself.
+        let node = node("a", cluster(&["a"]), led(&["a"], &[]));
+        let control = Control::over(node.log.clone(), node.applier.clone());
+        let (lost, unsure) = (Incarnation(9), Err(Stopped::refused("no leader")));
+        for (said, asked, gone) in [
+            (Ok(Some(lost)), Some(lost), "NotGone"),
+            (Ok(Some(lost)), None, "NotGone"),
+            (Ok(Some(Incarnation(8))), Some(lost), "Gone"),
+            (Ok(None), Some(lost), "Gone"),
+            (Ok(None), None, "Gone"),
+            (unsure, Some(lost), "Unavailable(\"no leader\")"),
+        ] {
+            *node.log.leader_says.borrow_mut() = Some(said.clone());
+            let question = MetaCommand::ConfirmGone { name: "t".to_owned(), incarnation: asked };
+            let reply = control.handle(question).await;
+            assert_eq!(format!("{reply:?}"), gone, "{said:?} {asked:?}");
+        }
+        assert!(node.log.barriers.get() >= 6, "and only behind a barrier of its own");
+    });
+}
