@@ -184,7 +184,7 @@ pub struct Node {
 /// The node `me` over `state`, with nothing running but its applier.
 pub fn node(me: &str, state: State, view: View) -> Node {
     let shelf = Shelf::default();
-    let stored = Batch { applied_index: state.applied_index(), newest_command_type: 1, changes: state.rows() };
+    let stored = Batch { applied_index: state.applied_index(), changes: state.rows() };
     shelf.clone().commit(&stored).unwrap();
     let install = Rc::new(Shards { shelf: shelf.clone(), installed: Rc::default() });
     let applier = Applier::start(Metastore::over(shelf, state, Placement::in_cluster(2, me)), install);
