@@ -212,6 +212,11 @@ impl Shard {
         &self.inner.wal
     }
 
+    /// The other nodes, as this shard was last told.
+    pub fn peers(&self) -> Arc<PeerBook> {
+        self.inner.peers.borrow().clone()
+    }
+
     /// Takes no more produce: the node is about to stop.
     pub fn drain(&self) {
         self.inner.draining.set(true);
