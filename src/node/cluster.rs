@@ -48,7 +48,7 @@ pub struct Opened {
 /// What a stop needs of it.
 pub struct Cluster {
     consensus: Rc<Consensus>,
-    endpoint: Option<Rc<PeerEndpoint>>,
+    endpoints: Vec<Rc<PeerEndpoint>>,
 }
 
 /// Starts everything on the runtime of the calling thread.
@@ -79,12 +79,24 @@ pub fn start(
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
     };
+    let bulk = match &common.peer_plane {
+        None => None,
+        Some(plane) => {
+            let address = SocketAddr::new(plane.control_addr.ip(), 0);
+            let started =
+                PeerEndpoint::start(handle, address, door.clone(), peer_settings(&common.config, &common.node_id));
+            Some(started.map_err(|error| format!("the peer plane, for snapshots: {error}"))?)
+        }
+    };
     let transport: Rc<dyn Transport> = match &endpoint {
         Some(endpoint) => endpoint.clone(),
         None => Rc::new(Nobody),
     };
     let names: Rc<Names> = Rc::default();
-    let settings = consensus_settings(common, &applier, &names);
+    let settings = consensus::Settings {
+        bulk: bulk.clone().map(|bulk| bulk as Rc<dyn Transport>),
+        ..consensus_settings(common, &applier, &names)
+    };
     let watch = common.state.figures.consensus.clone();
     let consensus = Consensus::start(settings, stored, Rc::new(files), applier.clone(), transport.clone(), watch)?;
     if common.peer_plane.is_some() {
@@ -134,7 +146,9 @@ pub fn start(
             rt::spawn(Queue::Background, watched.run());
             if let Some(files) = tls_files(&common.config) {
                 rt::spawn(Queue::Background, certificates::watch(common.clone(), files));
-                rt::spawn(Queue::Background, certificates::follow(common.clone(), endpoint.clone()));
+                for endpoint in bulk.iter().chain([endpoint]) {
+                    rt::spawn(Queue::Background, certificates::follow(common.clone(), endpoint.clone()));
+                }
             }
         }
         let caught_up = consensus.clone();
@@ -156,7 +170,7 @@ pub fn start(
         control = control.with_controller(controller).with_membership(for_operators);
     }
     rt::spawn(Queue::Foreground, watch_readiness(common.clone(), consensus.clone()));
-    Ok((control, Cluster { consensus, endpoint }))
+    Ok((control, Cluster { consensus, endpoints: endpoint.into_iter().chain(bulk).collect() }))
 }
 
 impl Cluster {
@@ -174,7 +188,7 @@ impl Cluster {
 
     /// Last step: peers learn that this node ends.
     pub async fn leave(&self) {
-        if let Some(endpoint) = &self.endpoint {
+        for endpoint in &self.endpoints {
             endpoint.stop().await;
         }
     }

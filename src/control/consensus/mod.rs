@@ -79,6 +79,8 @@ pub struct Settings {
     pub snapshot_check: Duration,
     /// Of a snapshot in one frame: at most half of what a frame may be (K39).
     pub piece_bytes: usize,
+    /// Sends snapshots on connections of their own (E54): heartbeats never queue behind one. `None`: on the common ones.
+    pub bulk: Option<Rc<dyn Transport>>,
 }
 
 impl Settings {
@@ -90,6 +92,7 @@ impl Settings {
             trailing_entries: 10_240,
             snapshot_check: Duration::from_secs(120),
             piece_bytes: 4 << 20,
+            bulk: None,
         }
     }
 }

@@ -360,7 +360,7 @@ impl Membership {
         let asked = async {
             let to = (self.settings.resolve)(&address).await.ok_or(format!("{address} cannot be resolved"))?;
             let reply = self.transport.call(to, wire::ask_status(STATUS_BUDGET)).await;
-            wire::read_status(&reply.map_err(|error| format!("{address}: {}", error.text()))?)
+            wire::read_status(&reply.map_err(|error| error.text().to_owned())?)
         };
         rt::timeout(STATUS_BUDGET, Box::pin(asked))
             .await
