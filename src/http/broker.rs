@@ -12,7 +12,7 @@ use narad_shards::meta::TopicMeta;
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::Take;
 
-use crate::telemetry::{NodeMetrics, ShardReport};
+use crate::telemetry::{NodeMetrics, PeerReport, ShardReport};
 
 /// The topic of a settle is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +107,11 @@ pub trait Broker: 'static {
 
     /// A look at every shard of this node.
     fn vitals(&self) -> impl Future<Output = Vec<ShardReport>>;
+
+    /// The other nodes, as the last look at the shards found them.
+    fn peers(&self) -> Vec<PeerReport> {
+        Vec::new()
+    }
 
     /// The figures that no shard has.
     fn node_metrics(&self) -> impl Future<Output = NodeMetrics>;

@@ -24,7 +24,7 @@ use super::certificates::Certificates;
 use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
 use crate::peer::wall_clock;
-use crate::telemetry::{NodeMetrics, ShardReport};
+use crate::telemetry::{NodeMetrics, PeerReport, ShardReport};
 
 /// What every thread of the node may look at: flags and a count, off the path of a request (E24).
 #[derive(Debug, Default)]
@@ -222,6 +222,10 @@ impl Broker for ShardBroker {
 
     async fn vitals(&self) -> Vec<ShardReport> {
         vitals_of(&self.state, &**self.shard.carrier()).await
+    }
+
+    fn peers(&self) -> Vec<PeerReport> {
+        self.state.figures.peer_reports.read()
     }
 
     async fn node_metrics(&self) -> NodeMetrics {

@@ -13,6 +13,7 @@ use narad_shards::io::system;
 use narad_shards::rt;
 
 use super::broker::NodeState;
+use super::peer_reports::PeerReports;
 use crate::control::{ConsensusWatch, MetastoreWatch};
 use crate::peer::{PeerMetrics, Validity};
 use crate::telemetry::{ClusterMetrics, NodeMetrics};
@@ -27,6 +28,7 @@ pub struct NodeFigures {
     pub consensus: Arc<ConsensusWatch>,
     /// By endpoint of the peer plane, as each last said; empty on a node without peers.
     peers: Mutex<BTreeMap<String, PeerMetrics>>,
+    pub peer_reports: PeerReports,
     /// From the start of the process to the first accepted connection, ms; 0 until then.
     pub boot_ms: AtomicU64,
     /// Wall clock of the last scrape that all shards answered, ms since the epoch; of the start before the first.

@@ -18,6 +18,7 @@ mod lock;
 mod machine;
 mod notify;
 mod peer_plane;
+mod peer_reports;
 mod peer_watch;
 mod placement;
 mod ports;
