@@ -13,7 +13,7 @@ use narad_shards::rt;
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use narad_shards::wire::{Incoming, Outgoing};
 
-use super::{PeerPlane, Refusal};
+use super::{notify, PeerPlane, Refusal};
 use crate::config::Config;
 use crate::control::consensus::configuration::Server;
 use crate::control::consensus::restart::Mode;
@@ -163,6 +163,8 @@ async fn ask(
             Start::AskAgain => {}
             decided => break decided,
         }
+        // The others may be started by hand, one after the other.
+        rt::blocking(|| notify::tell(notify::STILL_STARTING)).await;
         rt::sleep(ROUND).await;
     };
     // Those who are still asking get one more answer from here; then the node's own endpoint takes the port.

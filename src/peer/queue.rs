@@ -81,6 +81,11 @@ impl SendQueue {
         self.lanes.iter().all(|waiting| waiting.frames.is_empty())
     }
 
+    /// Of all lanes.
+    pub fn bytes(&self) -> usize {
+        self.lanes.iter().map(|waiting| waiting.bytes).sum()
+    }
+
     /// `header` was made from `frame`.
     pub fn push(&mut self, lane: Lane, header: &Header, frame: Outgoing) {
         let mut pieces = VecDeque::with_capacity(2 + frame.payload.len());

@@ -12,7 +12,7 @@ use quiche::{Header, RecvInfo, Type};
 
 use super::admission::{Admission, Verdict, CID_BYTES};
 use super::link::{Event, Link};
-use super::metrics::PeerMetrics;
+use super::metrics::{LinkFigures, PeerMetrics};
 use super::outbox::{Batch, Outbox};
 use super::tls::Tls;
 use super::PeerSettings;
@@ -389,6 +389,10 @@ impl State {
         }
     }
 
+    pub fn links(&self) -> Vec<LinkFigures> {
+        self.links.values().filter_map(figures).collect()
+    }
+
     pub fn measure(&self) -> PeerMetrics {
         let mut metrics = self.metrics.clone();
         for link in self.links.values() {
@@ -398,6 +402,13 @@ impl State {
         }
         metrics
     }
+}
+
+fn figures(link: &Link) -> Option<LinkFigures> {
+    let hello = link.hello().filter(|_| link.is_dialled())?;
+    let rtt = link.quic.path_stats().next().map_or(Duration::ZERO, |path| path.rtt);
+    let (rtt_us, queued_bytes) = (rtt.as_micros() as u64, link.queue.bytes() as u64);
+    Some(LinkFigures { node: hello.node.clone(), rtt_us, queued_bytes })
 }
 
 fn add_stats(metrics: &mut PeerMetrics, link: &Link) {
