@@ -53,6 +53,8 @@ pub(super) struct FakeBroker {
     /// `None`: nobody answers.
     pub stats: RefCell<Option<Vec<PartitionStats>>>,
     pub shutting_down: Cell<bool>,
+    /// It has not been caught up with its cluster yet.
+    pub behind: Cell<bool>,
     pub readiness: RefCell<Option<Readiness>>,
 }
 
@@ -219,6 +221,10 @@ impl Broker for FakeBroker {
             (None, MetaCommand::ListMembers) => MetaReply::Members(vec![MemberStatus::default()]),
             (None, MetaCommand::ForgetServer { .. }) => MetaReply::Forgotten { voter: true },
         }
+    }
+
+    fn serves(&self) -> bool {
+        !self.behind.get()
     }
 
     fn health(&self) -> Health {

@@ -2,4 +2,5 @@
 
 mod commits;
 mod consumes;
+mod local;
 mod world;
