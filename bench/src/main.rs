@@ -8,6 +8,7 @@ mod http;
 mod idle;
 mod load;
 mod log;
+mod parked;
 mod parts;
 mod produce;
 mod recover;
@@ -65,6 +66,7 @@ enum Command {
     Log(log::Options),
     Http(http::Options),
     Idle(idle::Options),
+    Parked(parked::Options),
     Produce(produce::Options),
     Consume(consume::Options),
     Flow(flow::Options),
@@ -83,6 +85,7 @@ impl Command {
             Command::Log(options) => log::run(common, options),
             Command::Http(options) => http::run(common, options),
             Command::Idle(options) => idle::run(common, options),
+            Command::Parked(options) => parked::run(common, options),
             Command::Produce(options) => produce::run(common, options),
             Command::Consume(options) => consume::run(common, options),
             Command::Flow(options) => flow::run(common, options),
