@@ -38,12 +38,18 @@ fn accept(site: &mut Site<'_>, nodes: &[usize], payloads: &BTreeSet<String>, pro
 /// Takes everything through `node` and checks that all of `wanted` came.
 fn arrive(site: &mut Site<'_>, node: usize, wanted: &BTreeSet<String>, quiet: Duration, promise: &str) {
     let began = Instant::now();
-    let came: Vec<String> = site.drain(node, quiet, usize::MAX);
+    let came: Vec<String> = site.drain(node, quiet);
     let missing: Vec<&String> = wanted.iter().filter(|one| !came.contains(one)).collect();
     let twice = came.len() - came.iter().collect::<BTreeSet<_>>().len();
     let took = began.elapsed().saturating_sub(quiet);
     let seen = format!("{} of {}, {twice} twice, within {took:.1?}", wanted.len() - missing.len(), wanted.len());
     site.check(promise, missing.is_empty(), format!("{seen} {missing:?}"));
+}
+
+/// What comes until all of `wanted` has, or nothing more does.
+fn drain_all(site: &Site<'_>, node: usize, wanted: &BTreeSet<String>) -> BTreeSet<String> {
+    let enough = |came: &[String]| wanted.iter().all(|one| came.contains(one));
+    site.drain_until(node, REROUTED, enough).into_iter().collect()
 }
 
 pub fn a_produce_times_out(site: &mut Site<'_>) -> io::Result<()> {
@@ -58,7 +64,7 @@ pub fn a_produce_times_out(site: &mut Site<'_>) -> io::Result<()> {
     site.check("the retry on another node is accepted", retry.status == 202, &retry);
     site.cluster.act("resume", 0)?;
     site.cluster.wait_all_ready(Duration::from_secs(30))?;
-    let came = site.drain(2, SOON, usize::MAX);
+    let came = site.drain(2, SOON);
     let kept = matches!(came.len(), 1 | 2) && came.iter().all(|one| one == "paid");
     site.check("the message comes, and at most once for each attempt", kept, format!("{} copies", came.len()));
     Ok(())
@@ -94,7 +100,7 @@ pub fn a_process_crashes(site: &mut Site<'_>) -> io::Result<()> {
     let pinned = site.consume(1, Some(partition), Duration::ZERO);
     site.check("its partitions wait", matches!(pinned.status, 502 | 503), &pinned);
     site.cluster.act("start", 0)?;
-    let came = site.drain(1, REROUTED, usize::MAX);
+    let came = site.drain(1, REROUTED);
     let kept = came.contains(&leased.payload) && came.iter().any(|one| one == "stored");
     site.check("what was leased or stored comes after the restart", kept, format!("{} messages", came.len()));
     let again = came.iter().any(|one| one == "acked");
@@ -113,7 +119,7 @@ pub fn a_node_stays_down(site: &mut Site<'_>) -> io::Result<()> {
     let wanted = names("sibling", 60);
     accept(site, &[1, 2], &wanted, "the other nodes accept");
     let fell = Instant::now();
-    let came: BTreeSet<String> = site.drain(1, REROUTED, wanted.len()).into_iter().collect();
+    let came: BTreeSet<String> = drain_all(site, 1, &wanted);
     let missing = wanted.difference(&came).count();
     site.check(
         "what was accepted for it goes to siblings",
@@ -139,7 +145,7 @@ pub fn a_node_stays_down(site: &mut Site<'_>) -> io::Result<()> {
     let at_once = Instant::now();
     let more = names("at-once", 12);
     accept(site, &[1, 2], &more, "still the others accept");
-    let came: BTreeSet<String> = site.drain(2, REROUTED, more.len()).into_iter().collect();
+    let came: BTreeSet<String> = drain_all(site, 2, &more);
     let missing = more.difference(&came).count();
     let kept = missing == 0 && at_once.elapsed() < QUIET;
     site.check(
@@ -179,7 +185,7 @@ pub fn a_volume_is_destroyed(site: &mut Site<'_>) -> io::Result<()> {
     site.check("the node rejoins empty under its id", true, format!("ready after {:.1?}", began.elapsed()));
     let mut wanted = wanted;
     wanted.insert("elsewhere".to_owned());
-    let came = site.drain(1, REROUTED, usize::MAX);
+    let came = site.drain(1, REROUTED);
     let missing = wanted.iter().filter(|one| !came.contains(one)).count();
     site.check("nothing else is lost", missing == 0, format!("{missing} of {} missing", wanted.len()));
     let there = came.iter().any(|one| one == "on the volume");
@@ -269,7 +275,7 @@ pub fn a_disk_is_full(site: &mut Site<'_>) -> io::Result<()> {
     );
     let mut wanted = others;
     wanted.insert("healed".to_owned());
-    let came = site.drain(2, REROUTED, usize::MAX);
+    let came = site.drain(2, REROUTED);
     let missing = wanted.iter().filter(|one| !came.contains(one)).count();
     site.check("nothing accepted is missing", missing == 0, format!("{missing} missing"));
     let refused = came.iter().any(|one| one == "refused");

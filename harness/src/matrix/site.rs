@@ -180,12 +180,17 @@ impl<'a> Site<'a> {
         Answer::of(began, client.post(&target, b""))
     }
 
-    /// Takes and acks through `node` until nothing has come for `quiet`, or `enough` messages have. Returns the payloads in
-    /// the order in which they came.
-    pub fn drain(&self, node: usize, quiet: Duration, enough: usize) -> Vec<String> {
+    /// Takes and acks through `node` until nothing has come for `quiet`. Returns the payloads in the order in which they
+    /// came.
+    pub fn drain(&self, node: usize, quiet: Duration) -> Vec<String> {
+        self.drain_until(node, quiet, |_| false)
+    }
+
+    /// As [`Site::drain`], and not longer than until `enough` came.
+    pub fn drain_until(&self, node: usize, quiet: Duration, enough: impl Fn(&[String]) -> bool) -> Vec<String> {
         let mut came = Vec::new();
         let mut last = Instant::now();
-        while last.elapsed() < quiet && came.len() < enough {
+        while last.elapsed() < quiet && !enough(&came) {
             let answer = self.consume(node, None, Duration::from_millis(500));
             let Some(message) = answer.message() else {
                 if answer.status != 204 {
