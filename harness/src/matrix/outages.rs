@@ -139,7 +139,13 @@ pub fn a_node_stays_down(site: &mut Site<'_>) -> io::Result<()> {
         thread::sleep(Duration::from_millis(500));
     }
     site.check("502 while nobody knows that it is dead", saw_502, &last);
-    let dead = site.consume(1, Some(partition), Duration::ZERO);
+    // Its shards hear of it a moment after the node does.
+    let marked = Instant::now();
+    let mut dead = site.consume(1, Some(partition), Duration::ZERO);
+    while dead.status != 503 && marked.elapsed() < Duration::from_secs(2) {
+        thread::sleep(Duration::from_millis(50));
+        dead = site.consume(1, Some(partition), Duration::ZERO);
+    }
     let kept = dead.status == 503 && dead.text.contains("partition owner is down");
     site.check("503 once it is marked dead", kept, format!("{dead}; {:.0?} after the crash", killed.elapsed()));
     let at_once = Instant::now();

@@ -2,5 +2,4 @@
 
 mod commits;
 mod consumes;
-mod local;
 mod world;
