@@ -105,8 +105,8 @@ pub fn a_process_crashes(site: &mut Site<'_>) -> io::Result<()> {
     site.check("what was leased or stored comes after the restart", kept, format!("{} messages", came.len()));
     let again = came.iter().any(|one| one == "acked");
     site.check("what was acked 400 ms before does not", !again, again);
-    let missing = wanted.iter().filter(|one| !came.contains(one)).count();
-    site.check("no accepted message is missing", missing == 0, format!("{missing} missing"));
+    let missing: Vec<&String> = wanted.iter().filter(|one| !came.contains(one)).collect();
+    site.check("no accepted message is missing", missing.is_empty(), format!("{missing:?} missing"));
     Ok(())
 }
 

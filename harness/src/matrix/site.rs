@@ -198,10 +198,13 @@ impl<'a> Site<'a> {
                 }
                 continue;
             };
-            if self.ack(node, &message, "").status == 204 {
-                came.push(message.payload);
-                last = Instant::now();
+            // It came, whatever becomes of its ack.
+            let acked = self.ack(node, &message, "");
+            if acked.status != 204 {
+                println!("           the ack of {:?} at {:?}: {acked}", message.payload, message.place);
             }
+            came.push(message.payload);
+            last = Instant::now();
         }
         came
     }
