@@ -24,7 +24,7 @@ pub struct Plan<'a> {
     /// Shards of each node.
     pub shards: u32,
     /// Size of each node's own file system, in MiB, where that is permitted.
-    pub disk_mb: u32,
+    pub disk_mb: u64,
 }
 
 pub struct Cluster {

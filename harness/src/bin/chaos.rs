@@ -299,7 +299,8 @@ fn main() -> ExitCode {
         dir: &dir,
         nodes: arguments.nodes as usize,
         shards: arguments.shards,
-        disk_mb: 4096,
+        // Sparse files: what counts is what is written. A disk that is full for good ends its node, and the run.
+        disk_mb: 4096 + 128 * arguments.minutes,
     };
     let cluster = match Cluster::up(&plan) {
         Ok(cluster) => cluster,
