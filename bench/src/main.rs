@@ -10,6 +10,7 @@ mod load;
 mod log;
 mod parked;
 mod parts;
+mod peer;
 mod produce;
 mod recover;
 mod report;
@@ -64,6 +65,8 @@ enum Command {
     Ring(ring::Options),
     Wal(wal::Options),
     Log(log::Options),
+    Peer(peer::Options),
+    Elsewhere(peer::elsewhere::Options),
     Http(http::Options),
     Idle(idle::Options),
     Parked(parked::Options),
@@ -83,6 +86,8 @@ impl Command {
             Command::Ring(options) => ring::run(common, options),
             Command::Wal(options) => wal::run(common, options),
             Command::Log(options) => log::run(common, options),
+            Command::Peer(options) => peer::run(common, options),
+            Command::Elsewhere(options) => peer::elsewhere::run(common, options),
             Command::Http(options) => http::run(common, options),
             Command::Idle(options) => idle::run(common, options),
             Command::Parked(options) => parked::run(common, options),
