@@ -38,6 +38,19 @@ impl Source {
         self.text.lines().enumerate().map(|(i, l)| (i + 1, l)).filter(|(_, l)| !l.trim_start().starts_with("//"))
     }
 
+    /// Names of its tests.
+    fn tests(&self) -> Vec<&str> {
+        let mut marked = false;
+        let mut names = Vec::new();
+        for line in self.text.lines().map(str::trim) {
+            if let Some(name) = line.strip_prefix("fn ").filter(|_| marked) {
+                names.extend(name.split('(').next());
+            }
+            marked = line == "#[test]" || (marked && line.starts_with("#["));
+        }
+        names
+    }
+
     fn within(&self, folder: &str) -> bool {
         self.path.starts_with(folder)
     }
@@ -313,16 +326,7 @@ fn every_lesson_and_decision_has_its_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = fs::read_to_string(root.join("tests/lessons.txt")).unwrap();
     let sources = sources();
-    let mut tests = std::collections::BTreeSet::new();
-    for source in &sources {
-        let mut marked = false;
-        for line in source.text.lines().map(str::trim) {
-            if let Some(name) = line.strip_prefix("fn ").filter(|_| marked) {
-                tests.insert(name.split('(').next().unwrap());
-            }
-            marked = line == "#[test]" || (marked && line.starts_with("#["));
-        }
-    }
+    let tests: std::collections::BTreeSet<&str> = sources.iter().flat_map(Source::tests).collect();
     assert!(tests.len() > 500, "found only {} tests: the search is broken", tests.len());
     let (mut findings, mut listed) = (Vec::new(), Vec::new());
     for line in table.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -350,9 +354,57 @@ fn every_lesson_and_decision_has_its_test() {
     }
     let known = known_numbers();
     findings.extend(known.iter().filter(|n| !listed.contains(n)).map(|n| format!("{n} is not in tests/lessons.txt")));
-    let strange = listed.iter().filter(|n| !known.contains(n) && *n != "E36-E57");
+    let strange = listed.iter().filter(|n| !known.contains(n));
     findings.extend(strange.map(|n| format!("{n} is no number of the specification")));
     let twice = listed.iter().filter(|n| listed.iter().filter(|other| other == n).count() > 1);
     findings.extend(twice.map(|n| format!("{n} stands there twice")));
     report("each fault that others shipped, and each decision, is pinned by a test", findings);
+}
+
+/// Numbers in the first column of a row: `K7`, `K49 to K60`, `K62, K63`.
+fn numbers(column: &str) -> Vec<String> {
+    let number = |text: &str| text.trim().get(1..).and_then(|digits| digits.parse::<u32>().ok());
+    let of = |part: &str| {
+        let family = part.trim().chars().next().unwrap_or('?');
+        let (first, last) = part.split_once(" to ").unwrap_or((part, part));
+        let range = number(first).zip(number(last)).map(|(first, last)| first..=last);
+        range.into_iter().flatten().map(|number| format!("{family}{number}")).collect::<Vec<_>>()
+    };
+    column.split(',').flat_map(of).collect()
+}
+
+#[test]
+fn every_rule_of_the_cluster_is_on_its_page_with_tests_that_exist() {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/rules.md")).unwrap();
+    let sources = sources();
+    let (mut findings, mut listed) = (Vec::new(), Vec::new());
+    for line in page.lines().filter(|line| line.starts_with("| K") || line.starts_with("| E")) {
+        let columns: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [number, words, proof] = columns[..] else {
+            findings.push(format!("three columns, please: {line}"));
+            continue;
+        };
+        listed.extend(numbers(number));
+        let cited: Vec<&str> = proof.split('`').skip(1).step_by(2).collect();
+        let later = proof.strip_prefix("later: ").is_some_and(|why| !why.is_empty());
+        if words.is_empty() || (cited.is_empty() && !later) {
+            findings.push(format!("{number}: no test, and not later"));
+        }
+        for test in cited.into_iter().filter(|_| !later) {
+            let found = test.split_once("::").is_some_and(|(file, name)| {
+                sources.iter().any(|source| source.path == file && source.tests().contains(&name))
+            });
+            if !found {
+                findings.push(format!("{number}: there is no test {test}"));
+            }
+        }
+    }
+    let known = (1..=63).map(|number| format!("K{number}")).chain((36..=57).map(|number| format!("E{number}")));
+    for number in known {
+        match listed.iter().filter(|one| **one == number).count() {
+            1 => {}
+            times => findings.push(format!("{number} stands there {times} times")),
+        }
+    }
+    report("each rule of the cluster is on docs/rules.md, with what pins it", findings);
 }

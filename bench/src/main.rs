@@ -8,6 +8,7 @@ mod http;
 mod idle;
 mod load;
 mod log;
+mod parked;
 mod parts;
 mod peer;
 mod produce;
@@ -68,6 +69,7 @@ enum Command {
     Elsewhere(peer::elsewhere::Options),
     Http(http::Options),
     Idle(idle::Options),
+    Parked(parked::Options),
     Produce(produce::Options),
     Consume(consume::Options),
     Flow(flow::Options),
@@ -88,6 +90,7 @@ impl Command {
             Command::Elsewhere(options) => peer::elsewhere::run(common, options),
             Command::Http(options) => http::run(common, options),
             Command::Idle(options) => idle::run(common, options),
+            Command::Parked(options) => parked::run(common, options),
             Command::Produce(options) => produce::run(common, options),
             Command::Consume(options) => consume::run(common, options),
             Command::Flow(options) => flow::run(common, options),

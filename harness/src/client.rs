@@ -43,6 +43,10 @@ impl Client {
         self
     }
 
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// One request and its answer. A broken connection is dropped; the next request dials again. Never retries: an
     /// error after something was sent means "outcome unknown".
     pub fn request(

@@ -4,8 +4,12 @@
 
 pub mod callgrind;
 pub mod client;
+pub mod cluster;
 pub mod disk;
 pub mod ledger;
 pub mod load;
+pub mod matrix;
 pub mod process;
 pub mod random;
+pub mod retry;
+pub mod rolling;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use narad_shards::meta::Address;
+use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt::sim;
 use narad_shards::rt::sim::Rng;
 
@@ -286,6 +287,31 @@ fn a_topic_goes_through_its_lives_with_the_answers_of_the_contract() {
         assert!(matches!(control.handle(gone("orders", Some(second.incarnation))).await, MetaReply::NotGone));
         let refused = control.handle(MetaCommand::CreateTopic(new_topic("../etc"))).await;
         assert!(matches!(refused, MetaReply::Unavailable(why) if why.contains("topic name")));
+    });
+}
+
+/// A leader that cannot confirm that it still is one.
+struct Doubtful(Alone);
+
+impl Log for Doubtful {
+    fn propose(&self, command: Command) -> LocalBoxFuture<'static, Result<Outcome, Stopped>> {
+        self.0.propose(command)
+    }
+
+    fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>> {
+        Box::pin(async { Err(Stopped::refused("no quorum confirmed the leader in time".to_owned())) })
+    }
+}
+
+#[test]
+fn k20_k21_without_a_barrier_nothing_is_said_to_be_gone() {
+    sim::run(2, async {
+        let shelf = Shelf::default();
+        let install = Rc::new(Shards { shelf: shelf.clone(), installed: Rc::default() });
+        let applier = Applier::start(Metastore::new(shelf.clone(), shelf.state(), 1), install);
+        let control = Control::over(Rc::new(Doubtful(Alone::new(applier.clone()))), applier);
+        let answer = control.handle(gone("orders", Some(Incarnation(1)))).await;
+        assert!(matches!(answer, MetaReply::Unavailable(_)), "its own state has no such topic: {answer:?}");
     });
 }
 

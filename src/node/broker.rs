@@ -313,6 +313,31 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn k34_e51_ready_means_all_shards_open_a_leader_in_view_and_caught_up_once() {
+        let state = NodeState { shards: 2, ..NodeState::default() };
+        let why = |state: &NodeState| match state.readiness() {
+            Readiness::Ready(degraded) => format!("ready {degraded:?}"),
+            Readiness::NotReady(why) => why,
+        };
+        assert_eq!(why(&state), "not ready");
+        state.opened.store(2, Ordering::Relaxed);
+        state.set_cluster_gate(Some("no raft leader known".to_owned()));
+        assert_eq!(why(&state), "no raft leader known");
+        state.set_cluster_gate(None);
+        assert!(why(&state).ends_with("replica has not caught up with the leader since start"), "{}", why(&state));
+        state.caught_up.store(true, Ordering::Relaxed);
+        assert_eq!(why(&state), "ready []");
+        // The leader can be lost again; what was caught up with stays so.
+        state.set_cluster_gate(Some("last raft leader contact 6s ago".to_owned()));
+        assert_eq!(why(&state), "last raft leader contact 6s ago");
+        state.set_cluster_gate(None);
+        state.stopping.store(true, Ordering::Relaxed);
+        assert_eq!(why(&state), "shutting down");
+        state.figures.metastore.stopped.store(true, Ordering::Relaxed);
+        assert!(why(&state).ends_with("metadata can no longer be stored"), "{}", why(&state));
+    }
+
     /// Shard 1 hangs until it is let go.
     struct Hanging(Rc<std::cell::Cell<bool>>);
 

@@ -4,15 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use argh::FromArgs;
-use narad_harness::client::Client;
+use narad_harness::cluster::{Cluster, Plan};
 use narad_harness::load::{create_topic, oldest_unwritten, Run};
 use narad_harness::random::Random;
 
@@ -91,89 +90,6 @@ impl Disturbance {
     }
 }
 
-struct Cluster {
-    script: PathBuf,
-    dir: PathBuf,
-    addresses: Vec<SocketAddr>,
-    namespaces: bool,
-}
-
-impl Cluster {
-    fn up(arguments: &Arguments, dir: PathBuf) -> io::Result<Cluster> {
-        let mut cluster = Cluster { script: arguments.cluster.clone(), dir, addresses: Vec::new(), namespaces: false };
-        let (nodes, shards) = (arguments.nodes.to_string(), arguments.shards.to_string());
-        let binary = arguments.binary.display().to_string();
-        // Sparse files: what counts is what is written. A disk that is full for good ends its node, and the run.
-        let disk_mb = (4096 + 128 * arguments.minutes).to_string();
-        cluster.run(&["up", "--nodes", &nodes, "--shards", &shards, "--binary", &binary, "--disk-mb", &disk_mb])?;
-        let urls = cluster.run(&["urls"])?;
-        let parse = |line: &str| line.strip_prefix("http://").and_then(|address| address.parse().ok());
-        cluster.addresses = urls.lines().filter_map(parse).collect();
-        cluster.namespaces = cluster.addresses.iter().all(|address| !address.ip().is_loopback());
-        match cluster.addresses.len() == arguments.nodes as usize {
-            true => Ok(cluster),
-            false => Err(io::Error::other(format!("the cluster has not the nodes that were asked for: {urls}"))),
-        }
-    }
-
-    fn run(&self, arguments: &[&str]) -> io::Result<String> {
-        let output = Command::new(&self.script).args(arguments).arg("--dir").arg(&self.dir).output()?;
-        match output.status.success() {
-            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-            false => Err(io::Error::other(format!(
-                "{} {}: {}",
-                self.script.display(),
-                arguments.join(" "),
-                String::from_utf8_lossy(&output.stderr)
-            ))),
-        }
-    }
-
-    /// `node` counts from 0; the script counts from 1.
-    fn act(&self, verb: &str, node: usize) -> io::Result<()> {
-        self.run(&[verb, &(node + 1).to_string()]).map(drop)
-    }
-
-    fn client(&self, node: usize) -> Client {
-        Client::new(self.addresses[node]).with_timeout(Duration::from_secs(2))
-    }
-
-    fn leader(&self) -> Option<usize> {
-        (0..self.addresses.len()).find(|node| {
-            let page = self.client(*node).get("/metrics").map(|answer| answer.text()).unwrap_or_default();
-            page.lines().any(|line| line == "narad_raft_state{state=\"leader\"} 1")
-        })
-    }
-
-    fn is_ready(&self, node: usize) -> bool {
-        self.client(node).get("/readyz").is_ok_and(|answer| answer.status == 200)
-    }
-
-    fn wait_all_ready(&self, patience: Duration) -> io::Result<Duration> {
-        let started = Instant::now();
-        for node in 0..self.addresses.len() {
-            while !self.is_ready(node) {
-                if started.elapsed() > patience {
-                    return Err(io::Error::other(format!("node {} was not ready again after {patience:?}", node + 1)));
-                }
-                thread::sleep(Duration::from_millis(50));
-            }
-        }
-        Ok(started.elapsed())
-    }
-
-    /// Accepted and not yet dispatched, on all nodes. `None`: a node does not say.
-    fn backlog(&self) -> Option<u64> {
-        let mut sum = 0;
-        for node in 0..self.addresses.len() {
-            let page = self.client(node).get("/metrics").ok()?.text();
-            let line = page.lines().find(|line| line.starts_with("narad_ingress_dispatch_backlog_records "))?;
-            sum += line.rsplit(' ').next()?.parse::<f64>().ok()? as u64;
-        }
-        Some(sum)
-    }
-}
-
 struct Chaos<'a> {
     cluster: &'a Cluster,
     run: &'a Arc<Run>,
@@ -229,8 +145,7 @@ impl Chaos<'_> {
             }
             Restart => {
                 self.serve_without(&BTreeSet::from([victim]));
-                self.cluster.act("stop", victim)?;
-                self.wait_gone(victim)?;
+                self.cluster.stop(victim)?;
                 self.hold(0..2_000);
                 self.cluster.act("start", victim)?;
             }
@@ -268,7 +183,7 @@ impl Chaos<'_> {
                     self.kill(*node)?;
                 }
                 self.hold(1_000..12_000);
-                self.start_all(&majority)?;
+                self.cluster.spawn_all(majority)?;
             }
             AllKilled => {
                 let all: BTreeSet<usize> = (0..nodes).collect();
@@ -277,7 +192,7 @@ impl Chaos<'_> {
                     self.kill(*node)?;
                 }
                 self.hold(0..2_000);
-                self.start_all(&all)?;
+                self.cluster.spawn_all(all)?;
             }
         }
         let took = self.cluster.wait_all_ready(Duration::from_secs(90))?;
@@ -286,22 +201,6 @@ impl Chaos<'_> {
         self.run.count_owed();
         self.say(&format!("all nodes ready, {took:.2?} after the end of it"));
         *self.done.entry(what).or_default() += 1;
-        Ok(())
-    }
-
-    /// Nodes that need each other to become ready are started together.
-    fn start_all(&self, nodes: &BTreeSet<usize>) -> io::Result<()> {
-        nodes.iter().try_for_each(|node| self.cluster.act("spawn", *node))
-    }
-
-    fn wait_gone(&self, node: usize) -> io::Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while self.cluster.act("alive", node).is_ok() {
-            if Instant::now() > deadline {
-                return Err(io::Error::other(format!("node {} had not stopped 30 s after SIGTERM", node + 1)));
-            }
-            thread::sleep(Duration::from_millis(50));
-        }
         Ok(())
     }
 }
@@ -394,7 +293,16 @@ fn main() -> ExitCode {
         .unwrap_or_else(|| std::env::temp_dir().join(format!("narad-chaos-{}", std::process::id())));
     println!("chaos: {} minutes, {} nodes, seed {seed}, {}", arguments.minutes, arguments.nodes, dir.display());
     let run = Arc::new(Run::new(TOPIC));
-    let cluster = match Cluster::up(&arguments, dir.clone()) {
+    let plan = Plan {
+        script: &arguments.cluster,
+        binary: &arguments.binary,
+        dir: &dir,
+        nodes: arguments.nodes as usize,
+        shards: arguments.shards,
+        // Sparse files: what counts is what is written. A disk that is full for good ends its node, and the run.
+        disk_mb: 4096 + 128 * arguments.minutes,
+    };
+    let cluster = match Cluster::up(&plan) {
         Ok(cluster) => cluster,
         Err(error) => {
             eprintln!("chaos: the cluster did not start: {error}");
@@ -426,8 +334,7 @@ fn main() -> ExitCode {
         println!("VIOLATION: {violation}");
     }
     let failed = !ledger.violations.is_empty();
-    let down: &[&str] = if failed { &["down", "--keep"] } else { &["down"] };
-    if let Err(error) = cluster.run(down) {
+    if let Err(error) = cluster.down(failed) {
         println!("the cluster could not be taken down: {error}");
     }
     if failed {

@@ -77,6 +77,23 @@ impl Mark {
     }
 }
 
+/// What is read where a directory's marker should be.
+enum Found {
+    Nothing,
+    /// Not what a marker holds.
+    Damaged,
+    Mark(Mark),
+}
+
+impl Found {
+    fn mark(self) -> Option<Mark> {
+        match self {
+            Found::Mark(mark) => Some(mark),
+            Found::Nothing | Found::Damaged => None,
+        }
+    }
+}
+
 /// What lies in the topics directory under one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicEntry {
@@ -162,24 +179,30 @@ impl TopicDirectories {
     /// Compares the directory under the name with the live incarnation, without changing anything (S5, S9).
     pub async fn marker(&self, topic: &str, live: Incarnation) -> Result<Marker, DirectoryError> {
         let dir = self.topic_dir(topic)?;
-        let Some(entries) = self.list(&dir).await? else { return Ok(Marker::Absent) };
-        if !entries.iter().any(|entry| entry.name == MARKER) {
-            if entries.iter().all(|entry| entry.name == MARKER_UNFINISHED) {
-                return Ok(Marker::Absent);
+        loop {
+            let Some(entries) = self.list(&dir).await? else { return Ok(Marker::Absent) };
+            if !entries.iter().any(|entry| entry.name == MARKER) {
+                if entries.iter().all(|entry| entry.name == MARKER_UNFINISHED) {
+                    return Ok(Marker::Absent);
+                }
+                return Err(DirectoryError::InDoubt(format!(
+                    "{} has no incarnation marker but holds files: move them away, or restore the marker",
+                    dir.display()
+                )));
             }
-            return Err(DirectoryError::InDoubt(format!(
-                "{} has no incarnation marker but holds files: move them away, or restore the marker",
-                dir.display()
-            )));
-        }
-        match self.read_marker(&dir).await? {
-            Some(found) if found.id == live => Ok(Marker::Matches),
-            Some(found) => Ok(Marker::Different(found)),
-            None => Err(DirectoryError::InDoubt(format!(
-                "{} is damaged: it must hold 16 hex digits and their checksum. Restore it (the live incarnation of the topic is \
-                 {live}), or move the directory away",
-                dir.join(MARKER).display()
-            ))),
+            match self.read_marker(&dir).await? {
+                Found::Mark(found) if found.id == live => return Ok(Marker::Matches),
+                Found::Mark(found) => return Ok(Marker::Different(found)),
+                // Set aside since it was listed, by whoever removes a former incarnation: that is no damage (K46).
+                Found::Nothing => continue,
+                Found::Damaged => {
+                    return Err(DirectoryError::InDoubt(format!(
+                        "{} is damaged: it must hold 16 hex digits and their checksum. Restore it (the live incarnation of \
+                         the topic is {live}), or move the directory away",
+                        dir.join(MARKER).display()
+                    )))
+                }
+            }
         }
     }
 
@@ -214,7 +237,8 @@ impl TopicDirectories {
     /// left alone. The caller has it confirmed that the incarnation is gone, and has closed its logs.
     pub async fn purge(&self, topic: &str, gone: Incarnation) -> Result<(), DirectoryError> {
         let dir = self.topic_dir(topic)?;
-        if self.list(&dir).await?.is_some() && self.read_marker(&dir).await?.is_some_and(|mark| mark.id == gone) {
+        if self.list(&dir).await?.is_some() && self.read_marker(&dir).await?.mark().is_some_and(|mark| mark.id == gone)
+        {
             // Renamed first, so that a crash in the middle leaves no half of a directory under a live name.
             self.set_aside(topic, gone).await?;
         }
@@ -228,7 +252,7 @@ impl TopicDirectories {
         if self.list(&path).await?.is_none() {
             return Ok(());
         }
-        match self.read_marker(&path).await? {
+        match self.read_marker(&path).await?.mark() {
             Some(found) if found.id == gone => {}
             _ => {
                 return Err(DirectoryError::InDoubt(format!(
@@ -251,7 +275,7 @@ impl TopicDirectories {
             }
             let path = self.root.join(&entry.name);
             let name = entry.name.to_string_lossy().into_owned();
-            let marker = self.read_marker(&path).await?;
+            let marker = self.read_marker(&path).await?.mark();
             let (topic, kind) = match (parse_stale_name(&name), marker) {
                 // A live topic may bear such a name; its marker then states another id.
                 (Some((topic, old)), Some(marker)) if marker.id == old => (topic.to_owned(), TopicKind::Stale(old)),
@@ -316,20 +340,19 @@ impl TopicDirectories {
         self.disk.sync_dir(&self.root).await.map_err(|e| failed("sync", &self.root, &e))
     }
 
-    /// The id in a directory's marker; `None` when there is none that can be read as one.
-    async fn read_marker(&self, dir: &Path) -> Result<Option<Mark>, DirectoryError> {
+    async fn read_marker(&self, dir: &Path) -> Result<Found, DirectoryError> {
         let path = dir.join(MARKER);
         let file = match self.disk.open(&path, Open::Existing, Caching::Buffered).await {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
             opened => opened.map_err(|e| failed("open", &path, &e))?,
         };
         let bytes = file.len().await.map_err(|e| failed("measure", &path, &e))?;
         let Some(bytes) = [MARKER_BYTES, MARKER_BYTES_UNCHECKED].into_iter().find(|known| *known as u64 == bytes)
         else {
-            return Ok(None);
+            return Ok(Found::Damaged);
         };
         let text = file.read_at(0, bytes).await.map_err(|e| failed("read", &path, &e))?;
-        Ok(Mark::decode(&text))
+        Ok(Mark::decode(&text).map_or(Found::Damaged, Found::Mark))
     }
 
     /// Entries of a directory, `None` when it does not exist.

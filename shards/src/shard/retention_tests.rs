@@ -370,6 +370,50 @@ fn s10_k21_the_sweep_keeps_a_live_topics_directory_whose_marker_proves_nothing()
 }
 
 #[test]
+fn k48_a_directory_is_prepared_for_the_live_incarnation_alone() {
+    sim::run(1, async {
+        let bench = Bench::start(SimDisk::new(1), RetentionOptions::default(), &[topic("orders", 2, 0)]).await;
+        bench.produce("orders").await;
+        for asked in [1, 3] {
+            let request = Request::PrepareTopic { topic: Arc::from("orders"), incarnation: Incarnation(asked) };
+            let Reply::Prepared(Err(why)) = bench.shard.handle(request).await else { panic!("{asked} is not live") };
+            assert!(why.contains("is not the live one"), "{why}");
+        }
+        let delivery = bench.consume("orders").await;
+        assert_eq!(delivery.payload(), b"hello", "the live directory was not set aside");
+    });
+}
+
+#[test]
+fn k45_k46_k47_a_purge_takes_the_deleted_life_alone_however_it_meets_its_successor() {
+    for seed in 0..40 {
+        sim::run(seed, async move {
+            let disk = SimDisk::new(seed);
+            let lives: Vec<_> = (1..=4).map(|life| topic("orders", life, 0)).collect();
+            let bench = Bench::start(disk, RetentionOptions::default(), &lives[..1]).await;
+            for (version, live) in (2..).zip(&lives[1..]) {
+                bench.produce("orders").await;
+                let turns = rt::random_u64() % 40;
+                rt::sleep(Duration::from_micros(turns * 100)).await;
+                bench.shard.install(snapshot(version, std::slice::from_ref(live)));
+            }
+            bench.produce("orders").await;
+            let delivery = bench.consume("orders").await;
+            assert_eq!((delivery.incarnation, delivery.offset), (Incarnation(4), 0), "seed {seed}");
+            bench.ack(&delivery).await;
+            rt::sleep(5 * SECOND).await;
+            let take = Take { max: 10, bytes_max: 1 << 20 };
+            let more = bench.consumer.consume("orders", None, take, Duration::ZERO).await.expect("served");
+            assert!(more.is_empty(), "seed {seed}: records of a former life: {more:?}");
+            let door = Disk::Sim(bench.disk.clone());
+            let left = door.list(Path::new("/data/topics")).await.expect("simulated");
+            let left: Vec<String> = left.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect();
+            assert_eq!(left, ["orders"], "seed {seed}");
+        });
+    }
+}
+
+#[test]
 fn e11_a_wal_whose_file_was_removed_under_the_running_node_takes_no_record() {
     sim::run(1, async {
         let disk = SimDisk::new(1);

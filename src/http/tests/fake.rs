@@ -52,6 +52,8 @@ pub(super) struct FakeBroker {
     pub change_replies: RefCell<VecDeque<MetaReply>>,
     pub reports: RefCell<Vec<PartitionReport>>,
     pub shutting_down: Cell<bool>,
+    /// It has not been caught up with its cluster yet.
+    pub behind: Cell<bool>,
     pub readiness: RefCell<Option<Readiness>>,
 }
 
@@ -215,6 +217,10 @@ impl Broker for FakeBroker {
             (None, MetaCommand::ListMembers { .. }) => MetaReply::Members(vec![MemberStatus::default()]),
             (None, MetaCommand::ForgetServer { .. }) => MetaReply::Forgotten { voter: true },
         }
+    }
+
+    fn serves(&self) -> bool {
+        !self.behind.get()
     }
 
     fn health(&self) -> Health {

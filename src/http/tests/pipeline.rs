@@ -130,6 +130,38 @@ fn health_and_readiness_are_judged_at_every_probe() {
 }
 
 #[test]
+fn k35_e51_until_it_was_caught_up_once_a_node_takes_no_request_and_stores_nothing() {
+    run(|world| async move {
+        world.broker().add_topic("t", 3);
+        world.broker().behind.set(true);
+        let refusal = "{\"error\":\"control plane temporarily unavailable\"}\n";
+        for (method, target) in [
+            ("POST", "/v1/topics/t/produce"),
+            ("POST", "/v1/topics/t/produce/batch"),
+            ("GET", "/v1/topics/t/consume"),
+            ("POST", "/v1/topics/t/ack?receipt_handle=0:0:1"),
+            ("POST", "/v1/topics"),
+            ("PATCH", "/v1/topics/t"),
+            ("DELETE", "/v1/topics/t"),
+            ("GET", "/v1/topics/t"),
+            ("GET", "/v1/topics"),
+            ("GET", "/v1/cluster/members"),
+        ] {
+            let answer = world.ask(method, target, super::JSON, b"{}").await;
+            assert_eq!(answer.header("retry-after"), Some("1"), "{method} {target}");
+            answer.expect(503, refusal);
+        }
+        let broker = world.broker();
+        assert!(broker.stored.borrow().is_empty() && broker.changes.borrow().is_empty());
+        for probe in ["/healthz", "/readyz", "/metrics", "/v1/node/shards"] {
+            assert_eq!(world.ask("GET", probe, "", b"").await.status, 200, "{probe}");
+        }
+        broker.behind.set(false);
+        assert_eq!(world.ask("POST", "/v1/topics/t/produce", super::JSON, b"{}").await.status, 202);
+    });
+}
+
+#[test]
 fn n50_a_probe_listener_serves_probes_only() {
     let probes = HttpSettings { surface: Surface::Probes, ..HttpSettings::default() };
     run_with(probes, NodeLimits::new(0, 0), |world| async move {
