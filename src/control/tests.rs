@@ -301,6 +301,10 @@ impl Log for Doubtful {
     fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>> {
         Box::pin(async { Err(Stopped::refused("no quorum confirmed the leader in time".to_owned())) })
     }
+
+    fn live_topic(&self, _name: &str) -> LocalBoxFuture<'static, Result<Option<Incarnation>, Stopped>> {
+        Box::pin(async { Err(Stopped::refused("no quorum confirmed the leader in time".to_owned())) })
+    }
 }
 
 #[test]
