@@ -62,9 +62,9 @@ impl View {
 /// Consensus beside its [`super::Log`]. The changes resolve when they are committed, and only where this node leads.
 pub trait Consensus {
     fn view(&self) -> View;
-    /// The server of `raft_id` has said, on a connection that has proven the secret, that it is at `address`. A joiner
-    /// says nothing else until its leader reaches it.
-    fn heard_at(&self, _raft_id: u64, _address: &str) {}
+    /// The server of `raft_id` has said, behind the proof of the secret, that it is at `address`: a joiner says nothing
+    /// else until its leader reaches it. Certain when a majority has taken its word.
+    fn heard_at(&self, _raft_id: u64, _address: &str, _is_certain: bool) {}
     /// Adds a server without a vote, or changes a learner's recorded address.
     fn add_learner(&self, server: &Server) -> LocalBoxFuture<'static, Result<(), String>>;
     /// Gives a learner its vote, or changes a voter's recorded address.

@@ -13,8 +13,8 @@ pub const SILENCE: Duration = Duration::from_secs(30);
 /// What a message says about its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// It leads in this term or a later one: a majority has found it where it is.
-    Leads,
+    /// A majority has found it where it is: it leads in this term or a later one, or its heartbeat was committed.
+    Certain,
     /// It answers this leader.
     Answers,
     /// Anything else, like asking for a vote.
@@ -37,7 +37,7 @@ pub struct HeardFrom {
 
 impl HeardFrom {
     /// Takes note of a message. What comes from another address than before counts only once the server has been
-    /// [`SILENCE`] silent at that one, or leads. Returns the former address when it is another one now.
+    /// [`SILENCE`] silent at that one, or is certain. Returns the former address when it is another one now.
     pub fn note(&mut self, raft_id: u64, address: &str, word: Word, now: Instant) -> Option<Arc<str>> {
         let answered = (word == Word::Answers).then_some(now);
         let mut former = None;
@@ -47,7 +47,7 @@ impl HeardFrom {
                 heard.answered = answered.or(heard.answered);
                 return None;
             }
-            if word != Word::Leads && now.saturating_since(heard.at) <= SILENCE {
+            if word != Word::Certain && now.saturating_since(heard.at) <= SILENCE {
                 return None;
             }
             former = Some(heard.address.clone());
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_where_it_was_until_it_was_silent_there_for_as_long_as_a_dead_member_or_leads() {
+    fn a_server_is_where_it_was_until_it_was_silent_there_for_as_long_as_a_dead_member_or_it_is_certain() {
         let mut heard = HeardFrom::default();
         let mut say = |address: &str, word, at| {
             let former = heard.note(7, address, word, seconds(at));
@@ -97,7 +97,7 @@ mod tests {
         }
         assert_eq!(say("new:1", Word::Other, 41), (Some("old:1".into()), "new:1".into()));
         assert_eq!(say("old:1", Word::Answers, 42), (None, "new:1".into()), "and it works both ways");
-        assert_eq!(say("old:1", Word::Leads, 43), (Some("new:1".into()), "old:1".into()));
+        assert_eq!(say("old:1", Word::Certain, 43), (Some("new:1".into()), "old:1".into()));
     }
 
     #[test]

@@ -384,7 +384,7 @@ impl Consensus {
 
     fn note_sender(&self, message: &Message, address: &str) {
         let word = match (codec::is_from_leader(message), codec::is_answer(message)) {
-            (true, _) if message.term >= self.status.borrow().term => Word::Leads,
+            (true, _) if message.term >= self.status.borrow().term => Word::Certain,
             (_, true) => Word::Answers,
             _ => Word::Other,
         };

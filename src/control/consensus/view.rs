@@ -31,8 +31,8 @@ impl Servers for Rc<Consensus> {
         }
     }
 
-    fn heard_at(&self, raft_id: u64, address: &str) {
-        self.note_address(raft_id, address, Word::Other);
+    fn heard_at(&self, raft_id: u64, address: &str, is_certain: bool) {
+        self.note_address(raft_id, address, if is_certain { Word::Certain } else { Word::Other });
     }
 
     fn add_learner(&self, server: &Server) -> LocalBoxFuture<'static, Result<(), String>> {

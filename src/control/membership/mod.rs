@@ -75,6 +75,8 @@ pub struct Membership {
     success_ms: Cell<u64>,
     /// Why this node has not got its vote, as the leader said last.
     deferred: RefCell<String>,
+    /// The heartbeat of each member that was seen last.
+    stamps: RefCell<BTreeMap<Arc<str>, u64>>,
 }
 
 impl Membership {
@@ -99,6 +101,7 @@ impl Membership {
             failing: Cell::new(None),
             success_ms: Cell::new(0),
             deferred: RefCell::default(),
+            stamps: RefCell::default(),
         })
     }
 
@@ -192,6 +195,7 @@ impl Membership {
         while self.applier.stopped().is_none() {
             let view = self.consensus.view();
             let now = rt::now();
+            self.note_heartbeats(view.leader.is_some());
             if view.leader.is_some() {
                 (last_leader, warned) = (now, false);
             }
@@ -212,6 +216,22 @@ impl Membership {
                 self.sweep(view.raft_id).await;
             }
             rt::sleep(JOIN_SWEEP).await;
+        }
+    }
+
+    /// Followers say nothing to each other: that a member lives, and where, each knows by the heartbeats that the leader
+    /// has committed. Otherwise a copy of its directory that asks for votes would be all that is heard of it. What is
+    /// applied while no leader is in view may be old.
+    fn note_heartbeats(&self, has_leader: bool) {
+        let state = self.applier.state();
+        let mut stamps = self.stamps.borrow_mut();
+        stamps.retain(|node, _| state.members().contains_key(node));
+        for (node, member) in state.members() {
+            let last = stamps.insert(node.clone(), member.heartbeat_ms);
+            if has_leader && *node != self.settings.me.node && last.is_some_and(|last| last != member.heartbeat_ms) {
+                let told = &member.registration;
+                self.consensus.heard_at(told.raft_id, &told.peer_address, true);
+            }
         }
     }
 
@@ -336,7 +356,7 @@ impl Membership {
             return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
         }
         if self.consensus.view().server(join.raft_id).is_some_and(|server| *server.node == *join.node) {
-            self.consensus.heard_at(join.raft_id, &join.peer_address);
+            self.consensus.heard_at(join.raft_id, &join.peer_address, false);
         }
         let (steps, answer) = decide(&self.consensus.view());
         let is_noteworthy = answer.status == status::CONFLICT || answer.word == "id_in_use";
@@ -351,7 +371,7 @@ impl Membership {
             }
             say_taken(&step, join, known.as_ref());
             if matches!(step, Step::AddLearner(_)) {
-                self.consensus.heard_at(join.raft_id, &join.peer_address);
+                self.consensus.heard_at(join.raft_id, &join.peer_address, false);
             }
         }
         answer
