@@ -17,7 +17,7 @@ use narad_shards::rt::{self, Instant, Queue};
 use narad_shards::wire::{operation, Incoming, Outgoing};
 
 use super::certificates;
-use super::founding::{look_up, peer_settings};
+use super::founding::{look_up, peer_settings, tls_files};
 use super::peer_watch;
 use super::run::Common;
 use crate::control::consensus::disk::Stored;
@@ -67,7 +67,8 @@ pub fn start(
     let endpoint = match &common.peer_plane {
         None => None,
         Some(plane) => {
-            let settings = crate::peer::PeerSettings { keep_alive: true, ..peer_settings(&common.config) };
+            let settings =
+                crate::peer::PeerSettings { keep_alive: true, ..peer_settings(&common.config, &common.node_id) };
             let started = PeerEndpoint::start(handle, plane.control_addr, door.clone(), settings);
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
@@ -120,7 +121,7 @@ pub fn start(
                 controller: controller.clone(),
             };
             rt::spawn(Queue::Background, watched.run());
-            if let Some(files) = peer_settings(&common.config).tls {
+            if let Some(files) = tls_files(&common.config) {
                 rt::spawn(Queue::Background, certificates::watch(common.clone(), files));
                 rt::spawn(Queue::Background, certificates::follow(common.clone(), endpoint.clone()));
             }
