@@ -392,6 +392,9 @@ impl Consensus {
     }
 
     fn note_address(&self, raft_id: u64, address: &str, word: Word) {
+        if raft_id == self.status.borrow().raft_id {
+            return; // a copy of this directory
+        }
         if let Some(former) = self.heard_from.borrow_mut().note(raft_id, address, word, rt::now()) {
             tracing::info!(raft_id, former = &*former, address, "consensus: a server is at another address now");
         }

@@ -164,7 +164,8 @@ fn is_gone(server: &Server, state: &State, view: &View) -> bool {
 /// for it, gives a learner its vote (K31, K32).
 fn readmit(server: &Server, asked: Server, state: &State, view: &View, now: Instant) -> (Vec<Step>, Answer) {
     let moved = server.address != asked.address;
-    let is_there = view.heard_at.get(&server.raft_id).is_some_and(|address| *address == asked.address);
+    // Who leads is here, whatever is said in its name.
+    let is_there = server.raft_id != view.raft_id && view.heard_at.get(&server.raft_id) == Some(&asked.address);
     if moved && !is_there && !is_gone(server, state, view) {
         let why = format!(
             "the data directory of {:?} is in use at {}, and {} has a copy of it: stop one of the two; a node that has \
