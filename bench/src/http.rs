@@ -17,7 +17,7 @@ use narad::http::{
 };
 use narad::telemetry::{NodeMetrics, ShardReport};
 use narad_shards::api::{
-    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
+    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionReport, ProduceError, ReadAt, Settle,
     SettleStatus,
 };
 use narad_shards::io::Listener;
@@ -289,7 +289,7 @@ impl Broker for StoresNothing {
         Vec::new()
     }
 
-    async fn stats<'a>(&'a self, _: &'a TopicMeta) -> Vec<PartitionStats> {
+    async fn describe<'a>(&'a self, _: &'a TopicMeta, _: Option<u32>) -> Vec<PartitionReport> {
         Vec::new()
     }
 

@@ -141,6 +141,40 @@ pub struct PartitionStats {
     pub acked_ahead: u64,
 }
 
+/// Why a partition's owner says nothing of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerLiveness {
+    /// Membership says so.
+    Dead,
+    /// Alive, but no answer in time.
+    Unreachable,
+    /// The owner is no member with an address.
+    Unknown,
+    /// There is no owner yet.
+    Unassigned,
+}
+
+impl OwnerLiveness {
+    /// As clients read it.
+    pub fn word(self) -> &'static str {
+        match self {
+            OwnerLiveness::Dead => "dead",
+            OwnerLiveness::Unreachable => "unreachable",
+            OwnerLiveness::Unknown => "unknown",
+            OwnerLiveness::Unassigned => "unassigned",
+        }
+    }
+}
+
+/// A partition as it is shown to clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionReport {
+    pub index: u32,
+    /// `None`: this node. Empty: nobody, or a node whose name is not known here.
+    pub owner_node: Option<Arc<str>>,
+    pub stats: Result<PartitionStats, OwnerLiveness>,
+}
+
 /// A topic to create; every default is already filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewTopic {
@@ -176,6 +210,39 @@ pub struct MemberStatus {
     pub voter: bool,
     pub leader: bool,
     pub heartbeat_age_seconds: u64,
+    /// Where it was asked for: what the node says of itself, or why it says nothing.
+    pub node_status: Option<Result<NodeStatus, String>>,
+}
+
+/// How a node is, by its own word.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeStatus {
+    pub node: String,
+    /// As its own replica says.
+    pub draining: bool,
+    /// Records that it has taken and not answered yet.
+    pub produce_in_flight: u64,
+    /// Records that it has answered and not brought to their partitions yet.
+    pub dispatch_backlog: u64,
+    /// Copies that it has set aside, and their bytes; the first [`NodeStatus::COPIES_MAX`] of them.
+    pub quarantined_copies: u64,
+    pub quarantined_bytes: u64,
+    pub quarantined: Vec<Quarantined>,
+}
+
+impl NodeStatus {
+    pub const COPIES_MAX: usize = 100;
+}
+
+/// A directory that is kept and never served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Quarantined {
+    pub topic: String,
+    /// Below the data directory.
+    pub directory: String,
+    pub bytes: u64,
+    /// Unix seconds.
+    pub modified_at: u64,
 }
 
 /// What shards ask of the control thread.
@@ -197,8 +264,10 @@ pub enum MetaCommand {
         name: String,
         incarnation: Option<Incarnation>,
     },
-    /// Who belongs to the cluster, as this node sees it.
-    ListMembers,
+    /// Who belongs to the cluster, as this node sees it; with `detail` each is asked how it is.
+    ListMembers {
+        detail: bool,
+    },
     /// Removes a server that votes or replicates and never became a member.
     ForgetServer {
         node: String,

@@ -139,6 +139,8 @@ pub struct ShardVitals {
 
     // Gauges.
     pub backlog_records: u64,
+    /// Taken and not durable yet.
+    pub staged_records: u64,
     pub destinations_failing: u64,
     pub wal_failed: bool,
     pub wal_live_bytes: u64,

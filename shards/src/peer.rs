@@ -11,7 +11,8 @@ use std::time::Duration;
 use crate::api::{ConsumeError, Delivery, MetaCommand, MetaReply, PartitionStats, ReadAt, Settle, SettleStatus};
 use crate::io::{AlignedBuf, Slice};
 use crate::meta::{Address, Destination, Incarnation, NodeId, ShardId, Snapshot};
-use crate::remote::PeerBook;
+use crate::remote::{Credit, PeerBook};
+use crate::rt::sync::Notify;
 
 /// One record on its way to a partition: the key's bytes (if any) followed by the payload's, as they lie in the
 /// accepting shard's WAL staging buffer. Lent until the reply (E21), never copied by the carrier.
@@ -224,6 +225,9 @@ pub enum Reply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost(pub String);
 
+/// Room for one commit at its owner; nothing where none has to be taken.
+pub struct Room(pub(crate) Option<Credit>);
+
 pub type LocalBoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Carries messages to other shards. One per shard; the real one runs over SPSC rings.
@@ -234,6 +238,27 @@ pub trait Carrier {
     fn call(&self, to: Address, request: Request) -> LocalBoxFuture<'static, Result<Reply, Lost>>;
     /// One way: no reply, no error; lost only together with the receiver, or with the connection to another node.
     fn send(&self, to: Address, request: Request);
+    /// Takes room for a commit of so many bytes at its owner (E41), which is given back when the [`Room`] is dropped.
+    /// `None`: there is none now; to be asked again after [`Carrier::room_freed`]. This node's own shards have room.
+    fn room(&self, _to: Address, _destination: Destination, _bytes: u64) -> Option<Room> {
+        Some(Room(None))
+    }
+
+    /// `notify_all` after room came back somewhere.
+    fn room_freed(&self) -> Notify {
+        Notify::new()
+    }
+
+    /// A commit that has its room. Like [`Carrier::call`] otherwise.
+    fn commit(&self, to: Address, batch: CommitBatch, _room: Room) -> LocalBoxFuture<'static, Result<Reply, Lost>> {
+        self.call(to, Request::Commit(batch))
+    }
+
+    /// The shard behind an address, as far as it is known: of a partition on another node, the one that served it last.
+    fn served_by(&self, to: Address, _destination: Destination) -> Address {
+        to
+    }
+
     /// The other nodes, from now on. A carrier that stays on its node has no use for it.
     fn install_peers(&self, _peers: Arc<PeerBook>) {}
 }

@@ -293,22 +293,26 @@ impl<S: Storage> Run<S> {
     async fn apply(mut self, applier: &Applier, entries: Vec<Entry>) -> Result<Run<S>, Stopped> {
         let mut batch = Batch::default();
         let mut answers = Vec::with_capacity(entries.len());
+        let mut newest_type = 0;
         for entry in entries {
             batch.applied_index = entry.index;
             let Some(command) = entry.command else {
                 self.state.absorb(entry.index, &[]);
                 continue;
             };
-            let applied = apply(&self.state, &command);
+            let mut applied = apply(&self.state, &command);
+            newest_type = newest_type.max(command.type_number());
+            if command.type_number() > self.state.newest_command_type() {
+                applied.changes.push(Change::SetNewestCommandType(command.type_number()));
+            }
             self.state.absorb(entry.index, &applied.changes);
-            batch.newest_command_type = batch.newest_command_type.max(command.type_number());
             batch.changes.extend(applied.changes);
             answers.push((entry.answer, applied.outcome));
         }
         let mut shows = batch.changes.iter().any(Change::shows_in_snapshot);
         if batch.applied_index > 0 {
             let batch = Arc::new(batch);
-            self.store = commit(self.store, batch.clone(), &applier.watch).await?;
+            self.store = commit(self.store, batch.clone(), newest_type, &applier.watch).await?;
             applier.state.borrow_mut().absorb(batch.applied_index, &batch.changes);
             applier.tell(&self.state);
         }
@@ -379,7 +383,12 @@ impl<S: Storage> Run<S> {
 }
 
 /// Stores a batch off this thread. A refusing disk is asked again until [`RETRY_TOTAL`] is over (lesson N70).
-async fn commit<S: Storage>(mut store: S, batch: Arc<Batch>, watch: &MetastoreWatch) -> Result<S, Stopped> {
+async fn commit<S: Storage>(
+    mut store: S,
+    batch: Arc<Batch>,
+    newest_type: u64,
+    watch: &MetastoreWatch,
+) -> Result<S, Stopped> {
     let started = rt::now();
     let mut wait = RETRY_FIRST;
     loop {
@@ -399,13 +408,7 @@ async fn commit<S: Storage>(mut store: S, batch: Arc<Batch>, watch: &MetastoreWa
         if rt::now() + wait > started + RETRY_TOTAL {
             let index = batch.applied_index;
             let build = env!("CARGO_PKG_VERSION");
-            tracing::error!(
-                index,
-                entry_type = batch.newest_command_type,
-                build,
-                error,
-                "metastore: stopped applying raft entries"
-            );
+            tracing::error!(index, entry_type = newest_type, build, error, "metastore: stopped applying raft entries");
             let why = format!("{error}; free or replace the disk, then start the node again");
             return Err(Stopped { why, underway: false });
         }

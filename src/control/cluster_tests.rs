@@ -1,20 +1,20 @@
 //! The whole control plane of small clusters in the simulator: the raft library on files, controller and membership,
 //! over a network that can lose a node.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narad_shards::api::NewTopic;
+use narad_shards::api::{NewTopic, NodeStatus};
 use narad_shards::io::AlignedBuf;
 use narad_shards::meta::{Address, NodeId, Snapshot};
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::remote::{CallError, ConnectionId, Hello, Transport};
 use narad_shards::rt::{self, sim, Queue};
-use narad_shards::wire::{operation, Incoming, Kind, Outgoing};
+use narad_shards::wire::{operation, status, Incoming, Kind, Outgoing};
 
 use super::consensus::restart::Mode;
 use super::consensus::{self, configuration};
@@ -35,6 +35,7 @@ pub(super) struct Node {
     controller: Rc<Controller>,
     pub(super) applier: Rc<Applier>,
     control: Control,
+    shards: Rc<SlowShards>,
     pub(super) files: Directory,
 }
 
@@ -73,6 +74,9 @@ impl Link {
 async fn handle(target: &Node, frame: &Incoming) -> Option<Outgoing> {
     match frame.header.operation {
         operation::JOIN_CLUSTER | operation::FORGET_SERVER => target.membership.serve(frame).await,
+        operation::NODE_STATUS => {
+            Some(answer_status(target.control.status_of(&target.control.me.0).await.expect("its own")))
+        }
         _ => target.consensus.handle(frame).await,
     }
 }
@@ -108,11 +112,20 @@ impl Transport for Link {
     }
 }
 
-struct NoShards;
+/// The shards of a node, which take a snapshot in as long as they like.
+#[derive(Default)]
+struct SlowShards {
+    takes: Cell<Duration>,
+    shown: Rc<RefCell<Arc<Snapshot>>>,
+}
 
-impl Install for NoShards {
-    fn install(&self, _: Arc<Snapshot>) -> LocalBoxFuture<'static, ()> {
-        Box::pin(async {})
+impl Install for SlowShards {
+    fn install(&self, snapshot: Arc<Snapshot>) -> LocalBoxFuture<'static, ()> {
+        let (takes, shown) = (self.takes.get(), self.shown.clone());
+        Box::pin(async move {
+            rt::sleep(takes).await;
+            *shown.borrow_mut() = snapshot;
+        })
     }
 }
 
@@ -144,7 +157,8 @@ pub(super) fn start_at(
         newest_command_type: Command::NEWEST_TYPE,
     });
     let metastore = Metastore::over(opened.store, opened.state, Placement::in_cluster(2, node));
-    let applier = Applier::start(metastore, Rc::new(NoShards));
+    let shards: Rc<SlowShards> = Rc::default();
+    let applier = Applier::start(metastore, shards.clone());
     let link: Rc<dyn Transport> = Rc::new(Link { net: net.clone(), from: at });
     let (listing, state) = (listed.clone(), applier.clone());
     let settings = consensus::Settings {
@@ -182,13 +196,22 @@ pub(super) fn start_at(
             trusted.trust_ownership();
         }
     });
-    let control = Control::over(log, applier.clone()).with_controller(controller.clone());
-    let started = Rc::new(Node { consensus, membership, controller, applier, control, files });
+    let name = node.to_owned();
+    let own_status: OwnStatus = Rc::new(move || {
+        let node = name.clone();
+        Box::pin(async move { NodeStatus { node, dispatch_backlog: 7, ..NodeStatus::default() } })
+    });
+    let control = Control::over(log, applier.clone())
+        .with_controller(controller.clone())
+        .with_membership(membership.clone())
+        .named(node, "127.0.0.1:7942".to_owned())
+        .with_status(own_status);
+    let started = Rc::new(Node { consensus, membership, controller, applier, control, shards, files });
     net.nodes.borrow_mut().insert(at, started.clone());
     started
 }
 
-async fn create(node: &Node, name: &str, partitions: u32) -> Arc<TopicMeta> {
+async fn try_create(node: &Node, name: &str, partitions: u32) -> MetaReply {
     let new = NewTopic {
         name: name.to_owned(),
         partitions,
@@ -198,7 +221,11 @@ async fn create(node: &Node, name: &str, partitions: u32) -> Arc<TopicMeta> {
         max_acked_ahead_per_partition: 1,
         owner: None,
     };
-    match node.control.handle(MetaCommand::CreateTopic(new)).await {
+    node.control.handle(MetaCommand::CreateTopic(new)).await
+}
+
+async fn create(node: &Node, name: &str, partitions: u32) -> Arc<TopicMeta> {
+    match try_create(node, name, partitions).await {
         MetaReply::Created(topic) => topic,
         other => panic!("{name}: {other:?}"),
     }
@@ -213,15 +240,30 @@ pub(super) fn seconds(seconds: u64) -> rt::Sleep {
     rt::sleep(Duration::from_secs(seconds))
 }
 
+fn start_three(net: &Rc<Net>) -> Vec<Rc<Node>> {
+    let voters: Vec<_> = ["a", "b", "c"].map(voter).into();
+    let bootstrap = |node: &str| Mode::Bootstrap { me: node.to_owned(), voters: voters.clone() };
+    [("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"])]
+        .map(|(node, peers)| start(net, node, bootstrap(node), &peers))
+        .into()
+}
+
+/// Three nodes with their members on record: the leader, then the others.
+async fn settled(net: &Rc<Net>) -> [Rc<Node>; 3] {
+    let mut nodes = start_three(net);
+    create(&nodes[0], "first", 3).await;
+    seconds(6).await;
+    nodes.sort_by_key(|node| !node.consensus.leads());
+    let [leader, one, other] = &nodes[..] else { unreachable!("three were started") };
+    assert!(leader.consensus.leads() && !one.consensus.leads());
+    [leader.clone(), one.clone(), other.clone()]
+}
+
 #[test]
 fn three_nodes_form_place_judge_and_let_a_fourth_in() {
     sim::run(11, async {
         let net: Rc<Net> = Rc::default();
-        let voters: Vec<_> = ["a", "b", "c"].map(voter).into();
-        let bootstrap = |node: &str| Mode::Bootstrap { me: node.to_owned(), voters: voters.clone() };
-        let nodes: Vec<_> = [("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"])]
-            .map(|(node, peers)| start(&net, node, bootstrap(node), &peers))
-            .into();
+        let nodes = start_three(&net);
         // On any node, and at once: it waits until the cluster has its leader, its id and its members.
         let first = create(&nodes[1], "t", 6).await;
         assert!(nodes[1].control.snapshot().topic("t").is_some(), "k10: read on the same node");
@@ -294,5 +336,123 @@ fn e57_a_lone_node_founds_itself_and_serves_what_it_had() {
         let index = node.applier.applied_index();
         seconds(120).await;
         assert_eq!(node.applier.applied_index(), index);
+    });
+}
+
+#[test]
+fn k10_e52_a_node_that_forwarded_a_change_answers_when_its_own_shards_show_it() {
+    sim::run(13, async {
+        let net: Rc<Net> = Rc::default();
+        let [_, follower, slow] = settled(&net).await;
+        for node in [&follower, &slow] {
+            node.shards.takes.set(Duration::from_millis(700));
+        }
+        let shown = |name: &str| follower.shards.shown.borrow().topic(name).cloned();
+        for name in ["t", "u"] {
+            let topic = create(&follower, name, 3).await;
+            assert!(shown(name).is_some(), "a produce right after the answer finds the topic");
+            let change = TopicChange { retention_ms: Some(3_600_000), ..TopicChange::default() };
+            let (name, incarnation) = (name.to_owned(), topic.incarnation);
+            let alter = MetaCommand::AlterTopic { name: name.clone(), incarnation, change };
+            assert!(matches!(follower.control.handle(alter).await, MetaReply::Altered(_)));
+            assert_eq!(shown(&name).map(|topic| topic.retention_ms), Some(3_600_000));
+            let delete = MetaCommand::DeleteTopic { name: name.clone(), incarnation };
+            assert!(matches!(follower.control.handle(delete).await, MetaReply::Deleted));
+            assert!(shown(&name).is_none());
+        }
+        // Shards that do not get there in five seconds leave the outcome unknown, and the change is made all the same.
+        seconds(5).await;
+        slow.shards.takes.set(Duration::from_secs(20));
+        let started = rt::now();
+        assert!(matches!(try_create(&slow, "late", 3).await, MetaReply::Unknown(_)));
+        let waited = rt::now() - started;
+        assert!((5..7).contains(&waited.as_secs()), "{waited:?}");
+        assert!(follower.control.snapshot().topic("late").is_some());
+    });
+}
+
+#[test]
+fn k35_a_leader_that_starts_holds_creates_and_whoever_forwarded_one_waits_75_seconds() {
+    sim::run(14, async {
+        let net: Rc<Net> = Rc::default();
+        let [leader, follower, _] = settled(&net).await;
+        leader.consensus.shut_create_gate();
+        let asked = rt::now();
+        let (waits, opener) = (follower.clone(), leader.clone());
+        let created = rt::spawn(Queue::Foreground, async move { try_create(&waits, "t", 3).await });
+        seconds(20).await;
+        assert!(leader.control.snapshot().topic("t").is_none(), "nothing is made while the gate is shut");
+        // Other changes pass.
+        let first = leader.control.snapshot().topic("first").expect("made before").incarnation;
+        let delete = MetaCommand::DeleteTopic { name: "first".to_owned(), incarnation: first };
+        assert!(matches!(follower.control.handle(delete).await, MetaReply::Deleted));
+        opener.consensus.open_create_gate();
+        assert!(matches!(created.await, MetaReply::Created(_)));
+        assert!((20..22).contains(&(rt::now() - asked).as_secs()));
+
+        leader.consensus.shut_create_gate();
+        let asked = rt::now();
+        let refused = try_create(&follower, "never", 3).await;
+        assert!(matches!(&refused, MetaReply::Unavailable(why) if why.contains("still starting")), "{refused:?}");
+        assert!((70..=75).contains(&(rt::now() - asked).as_secs()), "{:?}", rt::now() - asked);
+        leader.consensus.open_create_gate();
+        seconds(10).await;
+        assert!(follower.control.snapshot().topic("never").is_none(), "what was refused is not made later");
+    });
+}
+
+#[test]
+fn k20_k21_get_topic_is_the_leaders_word_behind_a_barrier_or_none_at_all() {
+    sim::run(15, async {
+        let net: Rc<Net> = Rc::default();
+        let [leader, follower, other] = settled(&net).await;
+        let topic = create(&other, "t", 3).await;
+        for node in [&leader, &follower, &other] {
+            assert_eq!(node.consensus.ask_live_topic("t").await, Ok(Some(topic.incarnation)));
+            assert_eq!(node.consensus.ask_live_topic("none").await, Ok(None));
+        }
+        // A follower sends the question away; a leader that no quorum confirms any more answers nothing.
+        let question = |name: &str| {
+            let frame = consensus::topic_question(Duration::from_secs(5), name);
+            arrive(&frame, Kind::Request)
+        };
+        let answered = follower.consensus.handle(&question("t")).await.expect("a reply");
+        assert_eq!(answered.status, status::MISDIRECTED);
+        let gone = |node: &Rc<Node>, incarnation| {
+            let (node, name) = (node.clone(), "t".to_owned());
+            async move { node.control.handle(MetaCommand::ConfirmGone { name, incarnation }).await }
+        };
+        assert!(matches!(gone(&follower, Some(topic.incarnation)).await, MetaReply::NotGone));
+        assert!(matches!(gone(&follower, Some(Incarnation(1))).await, MetaReply::Gone));
+        let cut_off = [&follower, &other].map(|node| address(&node.control.me.0));
+        net.lost.borrow_mut().extend(cut_off);
+        let answered = leader.consensus.handle(&question("none")).await.expect("a reply");
+        assert_eq!(answered.status, status::MISDIRECTED, "absence that nobody confirms is not told");
+        assert!(matches!(gone(&follower, Some(Incarnation(1))).await, MetaReply::Unavailable(_)));
+    });
+}
+
+#[test]
+fn k62_http_api_21_1_members_say_how_they_are_and_one_that_is_cut_off_says_why_not() {
+    sim::run(16, async {
+        let net: Rc<Net> = Rc::default();
+        let [leader, follower, lost] = settled(&net).await;
+        let (asked, lost) = (follower.control.me.0.clone(), lost.control.me.0.clone());
+        net.lost.borrow_mut().push(address(&lost));
+        let started = rt::now();
+        let detail = MetaCommand::ListMembers { detail: true };
+        let MetaReply::Members(members) = follower.control.handle(detail).await else { panic!("a list of members") };
+        assert!(rt::now() - started <= Duration::from_secs(2));
+        assert_eq!(members.len(), 3);
+        for member in members {
+            match member.node_status.expect("it was asked for") {
+                Ok(status) => assert_eq!((status.node, status.dispatch_backlog), (member.id, 7)),
+                Err(why) => assert!(member.id == lost && why.contains("unreachable"), "{}: {why}", member.id),
+            }
+        }
+        let plain = follower.control.handle(MetaCommand::ListMembers { detail: false }).await;
+        let MetaReply::Members(members) = plain else { panic!("a list of members") };
+        assert!(members.iter().all(|member| member.node_status.is_none()));
+        assert!(asked != lost && leader.consensus.leads());
     });
 }

@@ -65,6 +65,22 @@ impl Command {
         Command::CreateTopic { topic, owners: Owners::default() }
     }
 
+    /// The type's name in logs.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Command::CreateTopic { .. } => "create_topic",
+            Command::DeleteTopic { .. } => "delete_topic",
+            Command::AlterTopic { .. } => "alter_topic",
+            Command::PlacePartitions { .. } => "place_partitions",
+            Command::PruneAssignment { .. } => "prune_assignment",
+            Command::RegisterMember { .. } => "register_member",
+            Command::MarkDead { .. } => "mark_dead",
+            Command::RemoveMember { .. } => "remove_member",
+            Command::ClearTombstone { .. } => "clear_tombstone",
+            Command::SetClusterId(_) => "set_cluster_id",
+        }
+    }
+
     /// The type's number in a log entry; never reused, and its fields never change: a new form is a new type.
     pub fn type_number(&self) -> u64 {
         match self {

@@ -23,6 +23,7 @@ pub fn members(state: &State, view: &View, now_ms: u64) -> Vec<MemberStatus> {
         voter: view.server(member.registration.raft_id).is_some_and(|server| server.voter),
         leader: view.leader == Some(member.registration.raft_id),
         heartbeat_age_seconds: now_ms.saturating_sub(member.heartbeat_ms) / 1000,
+        node_status: None,
     };
     state.members().values().map(status).collect()
 }
@@ -39,6 +40,7 @@ pub fn alone(node: &str, address: &str, state: &State) -> MemberStatus {
         voter: true,
         leader: true,
         heartbeat_age_seconds: 0,
+        node_status: None,
     }
 }
 

@@ -39,7 +39,7 @@ mod tests_support;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use narad_shards::api::{MemberStatus, MetaCommand, MetaReply, NewTopic, TopicChange};
+use narad_shards::api::{MemberStatus, MetaCommand, MetaReply, NewTopic, NodeStatus, TopicChange};
 use narad_shards::meta::{Incarnation, ShardId, Snapshot, TopicMeta};
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt;
@@ -75,6 +75,9 @@ pub trait Log {
     /// Resolves once everything that was decided before the call is applied here: what is read from the snapshot
     /// afterwards is the leader's word.
     fn barrier(&self) -> LocalBoxFuture<'static, Result<(), Stopped>>;
+    /// The live topic of that name by the leader's own state, read behind its barrier (K20). `None`: there is none, for
+    /// certain; whatever is less than certain is an `Err`.
+    fn live_topic(&self, name: &str) -> LocalBoxFuture<'static, Result<Option<Incarnation>, Stopped>>;
 }
 
 /// Metadata as opened at start, before any thread runs: what [`Applier::start`] takes over.
@@ -111,12 +114,16 @@ pub struct Control {
     membership: Option<Rc<Membership>>,
     /// Id and API address of this node.
     me: (String, String),
+    own_status: Option<OwnStatus>,
 }
+
+/// What this node says of itself.
+pub type OwnStatus = Rc<dyn Fn() -> LocalBoxFuture<'static, NodeStatus>>;
 
 impl Control {
     /// Over a log that brings what it decides to `applier`.
     pub fn over(log: Rc<dyn Log>, applier: Rc<Applier>) -> Control {
-        Control { log, applier, controller: None, membership: None, me: Default::default() }
+        Control { log, applier, controller: None, membership: None, me: Default::default(), own_status: None }
     }
 
     /// The same in a cluster: new partitions wait a moment for one that is forming.
@@ -132,6 +139,11 @@ impl Control {
     /// The same under a name: what a node without peers lists as its only member.
     pub fn named(self, node: &str, address: String) -> Control {
         Control { me: (node.to_owned(), address), ..self }
+    }
+
+    /// The same with a word to say about itself.
+    pub fn with_status(self, own_status: OwnStatus) -> Control {
+        Control { own_status: Some(own_status), ..self }
     }
 
     async fn wait_formed(&self) {
@@ -157,7 +169,7 @@ impl Control {
             MetaCommand::DeleteTopic { name, incarnation } => self.delete(name, incarnation).await,
             MetaCommand::AlterTopic { name, incarnation, change } => self.alter(name, incarnation, change).await,
             MetaCommand::ConfirmGone { name, incarnation } => self.confirm_gone(&name, incarnation).await,
-            MetaCommand::ListMembers => Ok(MetaReply::Members(self.members())),
+            MetaCommand::ListMembers { detail } => Ok(MetaReply::Members(self.members(detail).await)),
             MetaCommand::ForgetServer { node } => Ok(self.forget(&node).await),
         };
         reply.unwrap_or_else(|stopped| match stopped.underway {
@@ -205,11 +217,27 @@ impl Control {
         ))
     }
 
-    fn members(&self) -> Vec<MemberStatus> {
-        let state = self.applier.state();
-        match &self.controller {
-            Some(controller) => members::members(&state, &controller.view(), rt::wall_clock_ms()),
-            None => vec![members::alone(&self.me.0, &self.me.1, &state)],
+    async fn members(&self, detail: bool) -> Vec<MemberStatus> {
+        let mut members = {
+            let state = self.applier.state();
+            match &self.controller {
+                Some(controller) => members::members(&state, &controller.view(), rt::wall_clock_ms()),
+                None => vec![members::alone(&self.me.0, &self.me.1, &state)],
+            }
+        };
+        if detail {
+            let asked = members.iter().map(|member| Box::pin(self.status_of(&member.id))).collect();
+            let answers = rt::all(asked).await;
+            members.iter_mut().zip(answers).for_each(|(member, answer)| member.node_status = Some(answer));
+        }
+        members
+    }
+
+    async fn status_of(&self, node: &str) -> Result<NodeStatus, String> {
+        match (&self.own_status, &self.membership) {
+            (Some(own), _) if node == self.me.0 => Ok(own().await),
+            (_, Some(membership)) if node != self.me.0 => membership.ask_status(node).await,
+            _ => Err("nobody here can say".to_owned()),
         }
     }
 
@@ -231,16 +259,19 @@ impl Control {
         }
     }
 
-    /// On this answer records are discarded and directories removed: it comes from what is stored, never from a
-    /// change that is still on its way to the disk.
+    /// On this answer records are discarded and directories removed. It takes a replica that is current and does not
+    /// have the topic, and the leader's own word that it does not either (K21): a state file that came back from the
+    /// past, or that went another way than the others, destroys nothing.
     async fn confirm_gone(&self, name: &str, incarnation: Option<Incarnation>) -> Result<MetaReply, Stopped> {
-        self.log.barrier().await?;
-        let snapshot = self.snapshot();
-        let gone = match (snapshot.topic(name), incarnation) {
+        let is_gone = |live: Option<Incarnation>| match (live, incarnation) {
             (None, _) => true,
-            (Some(live), Some(asked)) => live.incarnation != asked,
+            (Some(live), Some(asked)) => live != asked,
             (Some(_), None) => false,
         };
+        self.log.barrier().await?;
+        // What is stored, never a change that is still on its way to the disk.
+        let here = self.snapshot().topic(name).map(|topic| topic.incarnation);
+        let gone = is_gone(here) && is_gone(self.log.live_topic(name).await?);
         Ok(if gone { MetaReply::Gone } else { MetaReply::NotGone })
     }
 }

@@ -44,6 +44,7 @@ pub struct State {
     members: BTreeMap<Arc<str>, Arc<Member>>,
     numbers: BTreeMap<NodeId, Arc<str>>,
     newest_number: u64,
+    newest_command_type: u64,
     removed_members: BTreeMap<Arc<str>, NodeId>,
     assignments: BTreeMap<Incarnation, Assignment>,
     cluster_id: u64,
@@ -75,13 +76,21 @@ pub enum Change {
     SetClusterId(u64),
     /// The newest number given to a member.
     SetNewestNumber(u64),
+    /// The newest command type applied so far; refused ones count.
+    SetNewestCommandType(u64),
 }
 
 impl Change {
     /// Whether a snapshot made after it may differ from one made before. A heartbeat does not; a member's first one
     /// does, for it brings its number.
     pub fn shows_in_snapshot(&self) -> bool {
-        !matches!(self, Change::PutMember(_) | Change::PutTombstone { .. } | Change::RemoveTombstone(_))
+        !matches!(
+            self,
+            Change::PutMember(_)
+                | Change::PutTombstone { .. }
+                | Change::RemoveTombstone(_)
+                | Change::SetNewestCommandType(_)
+        )
     }
 }
 
@@ -112,6 +121,7 @@ impl State {
         }));
         rows.push(Change::SetClusterId(self.cluster_id));
         rows.push(Change::SetNewestNumber(self.newest_number));
+        rows.push(Change::SetNewestCommandType(self.newest_command_type));
         rows
     }
 
@@ -166,6 +176,7 @@ impl State {
             }
             Change::SetClusterId(id) => self.cluster_id = *id,
             Change::SetNewestNumber(number) => self.newest_number = *number,
+            Change::SetNewestCommandType(number) => self.newest_command_type = *number,
         }
     }
 
@@ -197,6 +208,11 @@ impl State {
 
     pub fn newest_number(&self) -> u64 {
         self.newest_number
+    }
+
+    /// Whoever applies fewer types cannot run on this state (K18).
+    pub fn newest_command_type(&self) -> u64 {
+        self.newest_command_type
     }
 
     /// Rows of topics that are gone may be among them, until they are pruned.

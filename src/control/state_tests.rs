@@ -265,8 +265,7 @@ fn e37_every_table_comes_back_after_a_restart() {
         let applied = apply(&state, command);
         let index = state.applied_index() + 1;
         state.absorb(index, &applied.changes);
-        let newest_command_type = command.type_number();
-        store.commit(&Batch { applied_index: index, newest_command_type, changes: applied.changes }).unwrap();
+        store.commit(&Batch { applied_index: index, changes: applied.changes }).unwrap();
     }
     drop(store);
     let (_store, again) = Store::open(&directory.0).unwrap();
@@ -291,10 +290,9 @@ fn a_file_of_format_1_opens_and_is_of_this_format_from_its_first_change_on() {
         transaction.commit().unwrap();
     }
     let (mut store, state) = Store::open(&directory.0).unwrap();
-    assert_eq!(state, State::restore([topic("t", 7, 3)], 41));
-    store
-        .commit(&Batch { applied_index: 42, newest_command_type: 10, changes: vec![Change::SetClusterId(5)] })
-        .unwrap();
+    let rows = [Change::PutTopic(topic("t", 7, 3)), Change::SetNewestCommandType(3)];
+    assert_eq!(state, State::from_rows(rows, 41));
+    store.commit(&Batch { applied_index: 42, changes: vec![Change::SetClusterId(5)] }).unwrap();
     drop(store);
     let (store, state) = Store::open(&directory.0).unwrap();
     assert_eq!((state.applied_index(), state.cluster_id(), state.topics().len()), (42, 5, 1));
@@ -365,7 +363,7 @@ fn k22_the_latch_shows_ownership_to_every_shard_without_a_new_entry() {
         let install = Rc::new(Shards { shelf: shelf.clone(), installed: Rc::clone(&installed) });
         let state = two();
         let version = state.applied_index();
-        shelf.clone().commit(&Batch { applied_index: version, newest_command_type: 1, changes: state.rows() }).unwrap();
+        shelf.clone().commit(&Batch { applied_index: version, changes: state.rows() }).unwrap();
         let applier = Applier::start(Metastore::over(shelf, state, Placement::in_cluster(2, "b")), install);
         assert!(applier.snapshot().placement.is_empty());
         // A heartbeat is stored, and shows nothing new.

@@ -36,6 +36,8 @@ const FSM_META: TableDefinition<&str, u64> = TableDefinition::new("fsm_meta");
 const META_FORMAT: &str = "format";
 const META_APPLIED_INDEX: &str = "applied_index";
 const META_NEWEST_COMMAND_TYPE: &str = "newest_command_type";
+/// Begins why a file of a newer release is refused.
+const NEWER_RELEASE: &str = "written by a newer Narad release";
 const META_CLUSTER_ID: &str = "cluster_id";
 const META_NEWEST_NUMBER: &str = "newest_member_number";
 
@@ -51,7 +53,6 @@ const CACHE_BYTES: usize = 8 << 20;
 pub struct Batch {
     /// Index of the last entry; refused ones count.
     pub applied_index: u64,
-    pub newest_command_type: u64,
     pub changes: Vec<Change>,
 }
 
@@ -212,7 +213,7 @@ impl Store {
             Ok(value.ok_or_else(|| format!("holds no {key:?}: it is not a metadata file of this broker"))?.value())
         };
         let newer = |what: String| {
-            format!("written by a newer Narad release ({what}); run that release, or restore the whole data directory from a backup that this one wrote")
+            format!("{NEWER_RELEASE} ({what}); run that release, or restore the whole data directory from a backup that this one wrote")
         };
         let format = number(META_FORMAT)?;
         if format > FORMAT {
@@ -247,6 +248,7 @@ impl Store {
         let later = |key: &str| -> Result<u64, String> { Ok(meta.get(key).map_err(damaged)?.map_or(0, |v| v.value())) };
         rows.push(Change::SetClusterId(later(META_CLUSTER_ID)?));
         rows.push(Change::SetNewestNumber(later(META_NEWEST_NUMBER)?));
+        rows.push(Change::SetNewestCommandType(newest));
         Ok(State::from_rows(rows, number(META_APPLIED_INDEX)?))
     }
 }
@@ -306,6 +308,7 @@ fn write_changes(transaction: &redb::WriteTransaction, changes: &[Change]) -> Re
             Change::RemoveOwner { incarnation, partition } => drop(assignments.remove((incarnation.0, *partition))?),
             Change::SetClusterId(id) => drop(meta.insert(META_CLUSTER_ID, *id)?),
             Change::SetNewestNumber(number) => drop(meta.insert(META_NEWEST_NUMBER, *number)?),
+            Change::SetNewestCommandType(number) => drop(meta.insert(META_NEWEST_COMMAND_TYPE, *number)?),
         }
     }
     Ok(())
@@ -321,8 +324,6 @@ impl Store {
                 let mut meta = transaction.open_table(FSM_META)?;
                 meta.insert(META_FORMAT, FORMAT)?;
                 meta.insert(META_APPLIED_INDEX, batch.applied_index)?;
-                let newest = meta.get(META_NEWEST_COMMAND_TYPE)?.map_or(0, |value| value.value());
-                meta.insert(META_NEWEST_COMMAND_TYPE, newest.max(batch.newest_command_type))?;
                 drop(meta);
                 write_changes(transaction, &batch.changes)
             })

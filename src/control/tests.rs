@@ -391,7 +391,7 @@ impl Drop for Directory {
 
 fn put(index: u64, topics: &[Arc<TopicMeta>]) -> Batch {
     let changes = topics.iter().cloned().map(Change::PutTopic).collect();
-    Batch { applied_index: index, newest_command_type: 1, changes }
+    Batch { applied_index: index, changes }
 }
 
 #[test]
@@ -402,9 +402,7 @@ fn k14_effects_and_index_come_back_together_after_a_restart() {
     let mut owned = (*topic("b", 2, 108)).clone();
     owned.owner = Some(Arc::from("ana"));
     store.commit(&put(5, &[topic("a", u64::MAX, 3), Arc::new(owned.clone())])).unwrap();
-    store
-        .commit(&Batch { applied_index: 6, newest_command_type: 2, changes: vec![Change::RemoveTopic(Arc::from("a"))] })
-        .unwrap();
+    store.commit(&Batch { applied_index: 6, changes: vec![Change::RemoveTopic(Arc::from("a"))] }).unwrap();
     store.commit(&put(9, &[])).unwrap(); // refused entries leave their index only
     drop(store);
     let (_store, state) = Store::open(&directory.0).unwrap();

@@ -36,6 +36,11 @@ impl Log for Alone {
         let stopped = self.applier.stopped();
         Box::pin(async move { stopped.map_or(Ok(()), Err) })
     }
+
+    fn live_topic(&self, name: &str) -> LocalBoxFuture<'static, Result<Option<Incarnation>, Stopped>> {
+        let live = self.applier.state().topics().get(name).map(|topic| topic.incarnation);
+        Box::pin(async move { Ok(live) })
+    }
 }
 
 pub fn raft_id(node: &str) -> u64 {
@@ -129,6 +134,8 @@ pub struct LeaderLog {
     /// Lets a barrier pass only after this time.
     pub barrier_wait: Cell<Duration>,
     pub barriers: Cell<u32>,
+    /// What the leader says of any topic; its own state's word when that is `None`.
+    pub leader_says: RefCell<Option<Result<Option<Incarnation>, Stopped>>>,
     /// What happens right before a proposal enters.
     pub before_propose: RefCell<Option<Box<dyn Fn()>>>,
 }
@@ -158,6 +165,13 @@ impl Log for LeaderLog {
             Ok(())
         })
     }
+
+    fn live_topic(&self, name: &str) -> LocalBoxFuture<'static, Result<Option<Incarnation>, Stopped>> {
+        match self.leader_says.borrow().clone() {
+            Some(said) => Box::pin(async move { said }),
+            None => self.alone.live_topic(name),
+        }
+    }
 }
 
 pub struct Node {
@@ -170,7 +184,7 @@ pub struct Node {
 /// The node `me` over `state`, with nothing running but its applier.
 pub fn node(me: &str, state: State, view: View) -> Node {
     let shelf = Shelf::default();
-    let stored = Batch { applied_index: state.applied_index(), newest_command_type: 1, changes: state.rows() };
+    let stored = Batch { applied_index: state.applied_index(), changes: state.rows() };
     shelf.clone().commit(&stored).unwrap();
     let install = Rc::new(Shards { shelf: shelf.clone(), installed: Rc::default() });
     let applier = Applier::start(Metastore::over(shelf, state, Placement::in_cluster(2, me)), install);
@@ -180,6 +194,7 @@ pub fn node(me: &str, state: State, view: View) -> Node {
         proposed: RefCell::default(),
         barrier_wait: Cell::new(Duration::from_millis(1)),
         barriers: Cell::new(0),
+        leader_says: RefCell::default(),
         before_propose: RefCell::default(),
     });
     let consensus = Rc::new(Told { view: RefCell::new(view) });

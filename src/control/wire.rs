@@ -1,10 +1,11 @@
-//! Bodies of the membership operations between control endpoints (E42): JOIN_CLUSTER and FORGET_SERVER. A heartbeat has
-//! none: it travels as a proposed command.
+//! Bodies of the membership operations between control endpoints (E42): JOIN_CLUSTER, FORGET_SERVER and NODE_STATUS. A
+//! heartbeat has none: it travels as a proposed command.
 
 use std::time::Duration;
 
+use narad_shards::api::{NodeStatus, Quarantined};
 use narad_shards::io::Slice;
-use narad_shards::wire::{operation, Incoming, Lane, Outgoing};
+use narad_shards::wire::{operation, status, Incoming, Lane, Outgoing};
 use rkyv::rancor;
 
 use super::membership::{Answer, Join};
@@ -104,11 +105,70 @@ pub fn read_forget(request: &Incoming) -> Option<String> {
     String::from_utf8(request.archive().to_vec()).ok()
 }
 
-/// How is a node? There is nothing in the question, and nothing but the connection in the answer yet.
+#[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+struct StatusBody {
+    node: String,
+    draining: bool,
+    produce_in_flight: u64,
+    dispatch_backlog: u64,
+    quarantined_copies: u64,
+    quarantined_bytes: u64,
+    quarantined: Vec<CopyBody>,
+}
+
+#[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
+struct CopyBody {
+    topic: String,
+    directory: String,
+    bytes: u64,
+    modified_at: u64,
+}
+
+/// How is a node? There is nothing in the question.
 pub fn ask_status(budget: Duration) -> Outgoing {
     frame(operation::NODE_STATUS, 0, budget, &[])
 }
 
-pub fn answer_status() -> Outgoing {
-    frame(operation::NODE_STATUS, narad_shards::wire::status::OK, Duration::ZERO, &[])
+pub fn answer_status(status: NodeStatus) -> Outgoing {
+    let copy = |copy: Quarantined| CopyBody {
+        topic: copy.topic,
+        directory: copy.directory,
+        bytes: copy.bytes,
+        modified_at: copy.modified_at,
+    };
+    let body = StatusBody {
+        node: status.node,
+        draining: status.draining,
+        produce_in_flight: status.produce_in_flight,
+        dispatch_backlog: status.dispatch_backlog,
+        quarantined_copies: status.quarantined_copies,
+        quarantined_bytes: status.quarantined_bytes,
+        quarantined: status.quarantined.into_iter().map(copy).collect(),
+    };
+    let archive = rkyv::to_bytes::<rancor::Error>(&body).expect(IN_MEMORY);
+    frame(operation::NODE_STATUS, status::OK, Duration::ZERO, &archive)
+}
+
+/// `Err`: what the node answered instead.
+pub fn read_status(reply: &Incoming) -> Result<NodeStatus, String> {
+    if reply.header.status != status::OK {
+        return Err(format!("it answered {} {}", reply.header.status, read_answer(reply).reason));
+    }
+    let body =
+        rkyv::from_bytes::<StatusBody, rancor::Error>(reply.archive()).map_err(|_| "its answer is unreadable")?;
+    let copy = |copy: CopyBody| Quarantined {
+        topic: copy.topic,
+        directory: copy.directory,
+        bytes: copy.bytes,
+        modified_at: copy.modified_at,
+    };
+    Ok(NodeStatus {
+        node: body.node,
+        draining: body.draining,
+        produce_in_flight: body.produce_in_flight,
+        dispatch_backlog: body.dispatch_backlog,
+        quarantined_copies: body.quarantined_copies,
+        quarantined_bytes: body.quarantined_bytes,
+        quarantined: body.quarantined.into_iter().map(copy).collect(),
+    })
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::api::{
-    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
+    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionReport, ProduceError, ReadAt, Settle,
     SettleStatus,
 };
 use narad_shards::meta::TopicMeta;
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::Take;
 
-use crate::telemetry::{NodeMetrics, ShardReport};
+use crate::telemetry::{NodeMetrics, PeerReport, ShardReport};
 
 /// The topic of a settle is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +83,12 @@ pub trait Broker: 'static {
     /// Up to `limit` topics in name order, the first one behind `after` (exclusive; empty is the start).
     fn topics_after(&self, after: &str, limit: usize) -> Vec<Arc<TopicMeta>>;
 
-    /// Statistics of the partitions whose owners answered, in any order.
-    fn stats<'a>(&'a self, topic: &'a TopicMeta) -> impl Future<Output = Vec<PartitionStats>> + 'a;
+    /// Every partition of the topic, or the one asked for, in order, each by the word of its owner; within 2 s.
+    fn describe<'a>(
+        &'a self,
+        topic: &'a TopicMeta,
+        only: Option<u32>,
+    ) -> impl Future<Output = Vec<PartitionReport>> + 'a;
 
     /// Creates or deletes a topic; answered once every shard of this node knows (E23).
     fn change(&self, command: MetaCommand) -> impl Future<Output = MetaReply>;
@@ -103,6 +107,11 @@ pub trait Broker: 'static {
 
     /// A look at every shard of this node.
     fn vitals(&self) -> impl Future<Output = Vec<ShardReport>>;
+
+    /// The other nodes, as the last look at the shards found them.
+    fn peers(&self) -> Vec<PeerReport> {
+        Vec::new()
+    }
 
     /// The figures that no shard has.
     fn node_metrics(&self) -> impl Future<Output = NodeMetrics>;

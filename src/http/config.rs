@@ -22,8 +22,6 @@ pub(crate) const LIST_LIMIT_MAX: usize = 1000;
 pub(crate) const PARTITIONS_MIN: u32 = 3;
 pub(crate) const RETENTION_MS_MIN: u64 = 3_600_000;
 pub(crate) const FANOUT_DELAY_MS_MAX: u64 = 31_536_000_000;
-/// How long statistics of a topic may take before their partitions are shown as unreachable.
-pub(crate) const STATS_WAIT: Duration = Duration::from_secs(2);
 
 /// Which routes a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

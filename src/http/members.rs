@@ -2,7 +2,7 @@
 //! users to tell.
 
 use hyper::StatusCode;
-use narad_shards::api::{MemberStatus, MetaCommand, MetaReply};
+use narad_shards::api::{MemberStatus, MetaCommand, MetaReply, NodeStatus, Quarantined};
 use serde_json::{json, Value};
 
 use super::audit::{self, Audit};
@@ -14,16 +14,16 @@ use super::Broker;
 /// As this node sees them: it answers without a leader, too.
 pub(crate) async fn list<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
     let detail = call.query.flag("detail")?;
-    match call.ctx.broker.change(MetaCommand::ListMembers).await {
+    match call.ctx.broker.change(MetaCommand::ListMembers { detail }).await {
         MetaReply::Members(members) => {
-            let members: Vec<Value> = members.iter().map(|member| shown(member, detail)).collect();
+            let members: Vec<Value> = members.iter().map(shown).collect();
             Ok(reply::json(StatusCode::OK, json!({ "members": members }).to_string().into_bytes()))
         }
         other => Err(meta_refusal("list members", other)),
     }
 }
 
-fn shown(member: &MemberStatus, detail: bool) -> Value {
+fn shown(member: &MemberStatus) -> Value {
     let mut value = json!({
         "id": member.id,
         "addr": member.address,
@@ -35,10 +35,39 @@ fn shown(member: &MemberStatus, detail: bool) -> Value {
         "leader": member.leader,
         "heartbeat_age_seconds": member.heartbeat_age_seconds,
     });
-    if detail {
-        value["status_error"] = json!("members are not asked for their own status yet");
+    match &member.node_status {
+        Some(Ok(status)) => value["node_status"] = shown_status(status),
+        Some(Err(why)) => value["status_error"] = json!(why),
+        None => {}
     }
     value
+}
+
+fn shown_status(status: &NodeStatus) -> Value {
+    let copies: Vec<Value> = status.quarantined.iter().map(shown_copy).collect();
+    json!({
+        "node": status.node,
+        "draining": status.draining,
+        "produce_in_flight": status.produce_in_flight,
+        "dispatch_backlog": status.dispatch_backlog,
+        "quarantine": {
+            "copies": status.quarantined_copies,
+            "bytes": status.quarantined_bytes,
+            "list": copies,
+        },
+        "moves": [],
+    })
+}
+
+fn shown_copy(copy: &Quarantined) -> Value {
+    json!({
+        "kind": "topic_incarnation",
+        "topic": copy.topic,
+        "partition": -1,
+        "dir": copy.directory,
+        "bytes": copy.bytes,
+        "mod_time": copy.modified_at,
+    })
 }
 
 /// Removes a consensus server that never became a member.

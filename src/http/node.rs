@@ -22,6 +22,7 @@ pub(crate) async fn shards<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiEr
         memory_budget_bytes: shards.iter().map(|shard| shard.memory_budget_bytes).sum(),
         memory_resident_bytes: rt::blocking(resident_bytes).await,
         shards,
+        peers: call.ctx.broker.peers(),
     };
     let body = serde_json::to_vec(&report).map_err(|error| {
         tracing::error!(op = "node shards", err = %error, "http server error");

@@ -6,9 +6,8 @@
 use std::sync::Arc;
 
 use hyper::StatusCode;
-use narad_shards::api::{MetaCommand, MetaReply, NewTopic, PartitionStats};
+use narad_shards::api::{MetaCommand, MetaReply, NewTopic, PartitionReport, PartitionStats};
 use narad_shards::meta::TopicMeta;
-use narad_shards::rt;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
@@ -16,7 +15,7 @@ use super::audit::{self, Audit};
 use super::body::BodyReader;
 use super::config::{
     TopicDefaults, FANOUT_DELAY_MS_MAX, JSON_BYTES_MAX, LIST_LIMIT_DEFAULT, LIST_LIMIT_MAX, PARTITIONS_MIN,
-    RETENTION_MS_MIN, STATS_WAIT,
+    RETENTION_MS_MIN,
 };
 use super::json::{self, write_name, write_number, write_string, Fields};
 use super::pipeline::Call;
@@ -89,24 +88,19 @@ pub(crate) async fn details<B: Broker>(call: &Call<'_, B>, topic: &str) -> Resul
         return Err(ApiError::bad_request(PARTITION_OUT_OF_RANGE));
     }
     // An owner that is down is not an error: its partitions are shown as placeholders.
-    let mut stats = rt::timeout(STATS_WAIT, call.ctx.broker.stats(&meta)).await.unwrap_or_default();
-    stats.sort_unstable_by_key(|entry| entry.index);
+    let reports = call.ctx.broker.describe(&meta, partition).await;
 
     let mut out = b"{".to_vec();
     write_topic(&mut out, &meta, Some("standalone"));
     out.extend_from_slice(b",\"schema_version\":0,\"partition_stats\":[");
-    let mut partial = false;
-    let shown = partition.map_or(0..meta.partitions, |only| only..only + 1);
-    for index in shown.clone() {
-        if index > shown.start {
+    for (at, report) in reports.iter().enumerate() {
+        if at > 0 {
             out.push(b',');
         }
-        let known = stats.binary_search_by_key(&index, |entry| entry.index).ok().map(|at| &stats[at]);
-        partial |= known.is_none();
-        write_stats(&mut out, index, known, &call.ctx.node_id);
+        write_report(&mut out, report, &call.ctx.node_id);
     }
     out.push(b']');
-    if partial {
+    if reports.iter().any(|report| report.stats.is_err()) {
         out.extend_from_slice(b",\"partial\":true");
     }
     out.push(b'}');
@@ -194,12 +188,12 @@ fn write_topic(out: &mut Vec<u8>, meta: &Arc<TopicMeta>, role: Option<&str>) {
 }
 
 /// Appends one entry of `partition_stats`; a placeholder when its owner gave no answer.
-fn write_stats(out: &mut Vec<u8>, index: u32, known: Option<&PartitionStats>, node_id: &str) {
+fn write_report(out: &mut Vec<u8>, report: &PartitionReport, this_node: &str) {
     let unknown = PartitionStats::default();
-    let stats = known.unwrap_or(&unknown);
+    let stats = report.stats.as_ref().unwrap_or(&unknown);
     out.push(b'{');
     for (name, number) in [
-        ("index", index.into()),
+        ("index", report.index.into()),
         ("segments", stats.segments),
         ("oldest_offset", stats.oldest_offset),
         ("next_offset", stats.next_offset),
@@ -214,12 +208,17 @@ fn write_stats(out: &mut Vec<u8>, index: u32, known: Option<&PartitionStats>, no
         write_number(out, seconds);
     }
     write_name(out, "owner_node");
-    write_string(out, node_id);
+    write_string(out, report.owner_node.as_deref().unwrap_or(this_node));
     write_name(out, "status");
-    match known {
-        Some(_) => out.extend_from_slice(b"\"ok\"}"),
-        None => out.extend_from_slice(b"\"owner_unavailable\",\"owner_liveness\":\"unreachable\"}"),
+    match &report.stats {
+        Ok(_) => write_string(out, "ok"),
+        Err(liveness) => {
+            write_string(out, "owner_unavailable");
+            write_name(out, "owner_liveness");
+            write_string(out, liveness.word());
+        }
     }
+    out.push(b'}');
 }
 
 /// Body of a create; `null` counts as absent, except as a schema.

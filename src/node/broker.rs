@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use narad_shards::api::{
-    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt, Settle,
+    ConsumeError, Delivery, MetaCommand, MetaReply, NewRecord, PartitionReport, ProduceError, ReadAt, Settle,
     SettleStatus,
 };
 use narad_shards::meta::{Address, ShardId, TopicMeta};
@@ -24,7 +24,7 @@ use super::certificates::Certificates;
 use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
 use crate::peer::wall_clock;
-use crate::telemetry::{NodeMetrics, ShardReport};
+use crate::telemetry::{NodeMetrics, PeerReport, ShardReport};
 
 /// What every thread of the node may look at: flags and a count, off the path of a request (E24).
 #[derive(Debug, Default)]
@@ -191,21 +191,8 @@ impl Broker for ShardBroker {
         snapshot.topics.range::<str, _>(behind).take(limit).map(|(_, topic)| topic.clone()).collect()
     }
 
-    async fn stats<'a>(&'a self, topic: &'a TopicMeta) -> Vec<PartitionStats> {
-        let request = || Request::Stats { incarnation: topic.incarnation };
-        let carrier = self.shard.carrier();
-        // Another node answers for all of its shards; one that does not answer leaves its partitions out.
-        let others = self.shard.snapshot().remote_owners(topic.incarnation);
-        let owners = (0..self.state.shards).map(Address::local).chain(others.into_iter().map(Address::remote));
-        let asked = owners.map(|owner| carrier.call(owner, request())).collect();
-        let answered = rt::all(asked).await.into_iter();
-        answered
-            .filter_map(|answer| match answer {
-                Ok(Reply::Stats(stats)) => Some(stats),
-                _ => None,
-            })
-            .flatten()
-            .collect()
+    async fn describe<'a>(&'a self, topic: &'a TopicMeta, only: Option<u32>) -> Vec<PartitionReport> {
+        self.shard.describe(topic, only).await
     }
 
     async fn change(&self, command: MetaCommand) -> MetaReply {
@@ -235,6 +222,10 @@ impl Broker for ShardBroker {
 
     async fn vitals(&self) -> Vec<ShardReport> {
         vitals_of(&self.state, &**self.shard.carrier()).await
+    }
+
+    fn peers(&self) -> Vec<PeerReport> {
+        self.state.figures.peer_reports.read()
     }
 
     async fn node_metrics(&self) -> NodeMetrics {
@@ -283,7 +274,7 @@ impl Broker for ProbeBroker {
         Vec::new()
     }
 
-    async fn stats<'a>(&'a self, _topic: &'a TopicMeta) -> Vec<PartitionStats> {
+    async fn describe<'a>(&'a self, _topic: &'a TopicMeta, _only: Option<u32>) -> Vec<PartitionReport> {
         Vec::new()
     }
 

@@ -20,11 +20,12 @@ use super::certificates;
 use super::founding::{look_up, peer_settings, tls_files};
 use super::peer_watch;
 use super::run::Common;
+use super::status;
 use crate::control::consensus::disk::Stored;
 use crate::control::consensus::files::Files;
 use crate::control::consensus::{self, Consensus};
 use crate::control::{
-    self, Applier, Command, Control, Controller, Install, Membership, Metastore, Registration, Store,
+    self, Applier, Command, Control, Controller, Install, Membership, Metastore, OwnStatus, Registration, Store,
 };
 use crate::peer::PeerEndpoint;
 
@@ -49,7 +50,7 @@ pub struct Opened {
 /// What a stop needs of it.
 pub struct Cluster {
     consensus: Rc<Consensus>,
-    endpoint: Option<Rc<PeerEndpoint>>,
+    endpoints: Vec<Rc<PeerEndpoint>>,
 }
 
 /// Starts everything on the runtime of the calling thread.
@@ -63,7 +64,14 @@ pub fn start(
     let Opened { metastore, stored, files, empty_directory } = opened;
     let disk_id = stored.raft_id;
     let applier = Applier::start(metastore, install);
-    let door = Rc::new(Door { common: common.clone(), applier: applier.clone(), disk_id, parts: OnceCell::new() });
+    let own_status = status::own(common, links, &applier);
+    let door = Rc::new(Door {
+        common: common.clone(),
+        applier: applier.clone(),
+        disk_id,
+        parts: OnceCell::new(),
+        own_status: own_status.clone(),
+    });
     let endpoint = match &common.peer_plane {
         None => None,
         Some(plane) => {
@@ -73,16 +81,33 @@ pub fn start(
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
     };
+    let bulk = match &common.peer_plane {
+        None => None,
+        Some(plane) => {
+            let address = SocketAddr::new(plane.control_addr.ip(), 0);
+            let started =
+                PeerEndpoint::start(handle, address, door.clone(), peer_settings(&common.config, &common.node_id));
+            Some(started.map_err(|error| format!("the peer plane, for snapshots: {error}"))?)
+        }
+    };
     let transport: Rc<dyn Transport> = match &endpoint {
         Some(endpoint) => endpoint.clone(),
         None => Rc::new(Nobody),
     };
     let names: Rc<Names> = Rc::default();
-    let settings = consensus_settings(common, &applier, &names);
+    let settings = consensus::Settings {
+        bulk: bulk.clone().map(|bulk| bulk as Rc<dyn Transport>),
+        ..consensus_settings(common, &applier, &names)
+    };
     let watch = common.state.figures.consensus.clone();
     let consensus = Consensus::start(settings, stored, Rc::new(files), applier.clone(), transport.clone(), watch)?;
+    if common.peer_plane.is_some() {
+        consensus.shut_create_gate();
+    }
     let log: Rc<dyn control::Log> = Rc::new(consensus.clone());
-    let mut control = Control::over(log.clone(), applier.clone()).named(&common.node_id, common.http_addr.to_string());
+    let mut control = Control::over(log.clone(), applier.clone())
+        .named(&common.node_id, common.http_addr.to_string())
+        .with_status(own_status);
     if let Some(plane) = &common.peer_plane {
         let servers: Rc<dyn control::Consensus> = Rc::new(consensus.clone());
         let me = Arc::new(Registration {
@@ -123,7 +148,9 @@ pub fn start(
             rt::spawn(Queue::Background, watched.run());
             if let Some(files) = tls_files(&common.config) {
                 rt::spawn(Queue::Background, certificates::watch(common.clone(), files));
-                rt::spawn(Queue::Background, certificates::follow(common.clone(), endpoint.clone()));
+                for endpoint in bulk.iter().chain([endpoint]) {
+                    rt::spawn(Queue::Background, certificates::follow(common.clone(), endpoint.clone()));
+                }
             }
         }
         let caught_up = consensus.clone();
@@ -145,7 +172,7 @@ pub fn start(
         control = control.with_controller(controller).with_membership(for_operators);
     }
     rt::spawn(Queue::Foreground, watch_readiness(common.clone(), consensus.clone()));
-    Ok((control, Cluster { consensus, endpoint }))
+    Ok((control, Cluster { consensus, endpoints: endpoint.into_iter().chain(bulk).collect() }))
 }
 
 impl Cluster {
@@ -163,7 +190,7 @@ impl Cluster {
 
     /// Last step: peers learn that this node ends.
     pub async fn leave(&self) {
-        if let Some(endpoint) = &self.endpoint {
+        for endpoint in &self.endpoints {
             endpoint.stop().await;
         }
     }
@@ -272,6 +299,7 @@ struct Door {
     disk_id: u64,
     /// Requests that come before are answered "unavailable".
     parts: OnceCell<Parts>,
+    own_status: OwnStatus,
 }
 
 struct Parts {
@@ -290,6 +318,7 @@ impl Service for Door {
             operation::SNAPSHOT,
             operation::PROPOSE,
             operation::APPLIED_INDEX,
+            operation::GET_TOPIC,
         ];
         Hello {
             cluster_id: self.applier.state().cluster_id(),
@@ -313,10 +342,10 @@ impl Service for Door {
         let Some(Parts { consensus, membership }) = self.parts.get() else {
             return Box::pin(std::future::ready(control::answer_unconfigured(&request, &[])));
         };
-        let (consensus, membership) = (consensus.clone(), membership.clone());
+        let (consensus, membership, own_status) = (consensus.clone(), membership.clone(), self.own_status.clone());
         Box::pin(async move {
             if request.header.operation == operation::NODE_STATUS {
-                return Some(control::answer_status());
+                return Some(control::answer_status(own_status().await));
             }
             match membership.serve(&request).await {
                 Some(answer) => Some(answer),
@@ -412,6 +441,9 @@ async fn watch_readiness(common: Arc<Common>, consensus: Rc<Consensus>) {
         return;
     }
     loop {
+        if common.state.opened.load(Relaxed) >= common.state.shards {
+            consensus.open_create_gate();
+        }
         common.state.set_cluster_gate(gate(&consensus));
         rt::sleep(LOOK).await;
     }

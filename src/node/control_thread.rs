@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,6 +110,7 @@ async fn main(common: Arc<Common>, plan: ControlPlan, endpoint: Endpoint, handle
     let _ = slot.control.set(control);
     slot.started.notify_all();
     let probes = start_probes(&common, &handle, carrier)?;
+    rt::spawn(Queue::Background, keep_starting(common.clone()));
 
     // The signal arrives on another thread: a thread of the blocking pool waits for it.
     let stopping = plan.stopping;
@@ -131,6 +133,14 @@ async fn main(common: Arc<Common>, plan: ControlPlan, endpoint: Endpoint, handle
     }
     cluster.leave().await;
     result
+}
+
+/// Tells the service manager that shards are still being opened, for as long as they are.
+async fn keep_starting(common: Arc<Common>) {
+    while common.state.listening.load(Relaxed) < common.state.shards {
+        rt::blocking(|| notify::tell(notify::STILL_STARTING)).await;
+        rt::sleep(notify::STILL_STARTING_EVERY).await;
+    }
 }
 
 fn start_probes(

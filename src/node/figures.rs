@@ -13,6 +13,7 @@ use narad_shards::io::system;
 use narad_shards::rt;
 
 use super::broker::NodeState;
+use super::peer_reports::PeerReports;
 use crate::control::{ConsensusWatch, MetastoreWatch};
 use crate::peer::{PeerMetrics, Validity};
 use crate::telemetry::{ClusterMetrics, NodeMetrics};
@@ -27,6 +28,7 @@ pub struct NodeFigures {
     pub consensus: Arc<ConsensusWatch>,
     /// By endpoint of the peer plane, as each last said; empty on a node without peers.
     peers: Mutex<BTreeMap<String, PeerMetrics>>,
+    pub peer_reports: PeerReports,
     /// From the start of the process to the first accepted connection, ms; 0 until then.
     pub boot_ms: AtomicU64,
     /// Wall clock of the last scrape that all shards answered, ms since the epoch; of the start before the first.
@@ -114,7 +116,7 @@ pub async fn gather(state: &Arc<NodeState>) -> NodeMetrics {
 }
 
 /// Blocks that files under `directory` take. What goes while it is walked counts as gone.
-fn used_bytes(directory: &Path) -> u64 {
+pub(super) fn used_bytes(directory: &Path) -> u64 {
     const BLOCK_BYTES: u64 = 512;
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.metadata() {

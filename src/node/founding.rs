@@ -14,7 +14,7 @@ use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use narad_shards::rt::{self, Instant};
 use narad_shards::wire::{operation, Incoming, Outgoing};
 
-use super::{PeerPlane, Refusal};
+use super::{notify, PeerPlane, Refusal};
 use crate::config::Config;
 use crate::control::consensus::configuration::Server;
 use crate::control::consensus::restart::Mode;
@@ -202,6 +202,8 @@ async fn ask(
             }
             decided => break decided,
         }
+        // The others may be started by hand, one after the other.
+        rt::blocking(|| notify::tell(notify::STILL_STARTING)).await;
         rt::sleep(ROUND).await;
     };
     // Those who are still asking get one more answer from here; then the node's own endpoint takes the port.

@@ -6,11 +6,18 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// Every shard listens.
 pub const READY: &str = "READY=1";
 /// Requests in flight are being finished.
 pub const STOPPING: &str = "STOPPING=1";
+
+/// A start that waits for others, or has much to recover, takes as long as it takes: while this is said the manager does
+/// not give up on it (`TimeoutStartSec=`). Good for longer than whoever says it waits before saying it again.
+pub const STILL_STARTING: &str = "EXTEND_TIMEOUT_USEC=60000000";
+/// Between two of these.
+pub const STILL_STARTING_EVERY: Duration = Duration::from_secs(10);
 
 /// Does not wait. A manager that cannot be told is a warning: it goes by the time it has set.
 pub fn tell(state: &str) {

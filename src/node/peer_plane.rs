@@ -2,7 +2,7 @@
 //! (E39). A node without peers has none.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use narad_shards::meta::ShardId;
 
@@ -46,7 +46,10 @@ pub fn plan_peer_plane(config: &Config, node_id: &str, shards: ShardId) -> Resul
     }
     let advertised =
         cluster.advertised(node_id).map_err(|error| Refusal::setting(error, "the same list on every node"))?;
-    let host = cluster.bind_host(&advertised);
+    let mut host = cluster.bind_host(&advertised);
+    if host.is_empty() {
+        host = own_address(&advertised).unwrap_or_default();
+    }
     let control_addr = try_udp("cluster.addr", &host, cluster.addr.port)?;
     if control_addr.ip().is_unspecified() && advertised.host.is_none() {
         return Err(Refusal::setting(
@@ -67,6 +70,15 @@ pub fn plan_peer_plane(config: &Config, node_id: &str, shards: ShardId) -> Resul
     let shard_addrs =
         (0..shards).map(|shard| try_shard_udp(&host, base + shard, control_addr)).collect::<Result<_, _>>()?;
     Ok(Some(PeerPlane { advertised: advertised.to_string(), control_addr, shard_addrs }))
+}
+
+/// The advertised address, if it is one of this machine. Bound to every interface, a machine with several addresses answers
+/// from the one that its routes prefer, and whoever asked at another takes that for a stranger. A name is left alone: to
+/// itself a machine often has another address under it than to others.
+fn own_address(advertised: &ListenAddress) -> Option<String> {
+    let host = advertised.host.as_ref()?;
+    let address: IpAddr = host.parse().ok()?;
+    UdpSocket::bind((address, 0)).ok().map(|_| host.clone())
 }
 
 /// On loopback, where several nodes of one machine meet, a taken port is replaced by a free one: peers are told.
@@ -152,6 +164,15 @@ mod tests {
         let open = said(&open);
         assert!(open.contains("mtls=false secret=none"), "{open}");
         assert!(open.contains("level=WARN msg=\"node RPC plane is unauthenticated"), "{open}");
+    }
+
+    #[test]
+    fn an_advertised_address_of_this_machine_is_the_one_that_answers() {
+        let own = |host: &str| own_address(&ListenAddress { host: Some(host.to_owned()), port: 7943 });
+        assert_eq!(own("127.0.0.1").as_deref(), Some("127.0.0.1"));
+        assert_eq!(own("203.0.113.7"), None, "behind an address translation: every interface");
+        assert_eq!(own("localhost"), None, "a name says what others see, not what this machine has");
+        assert_eq!(own_address(&ListenAddress { host: None, port: 7943 }), None);
     }
 
     #[test]

@@ -28,6 +28,7 @@ impl Watched {
         let mut silent = BTreeSet::new();
         loop {
             figures.note_peers("control", self.endpoint.metrics());
+            figures.peer_reports.note_links("control", self.endpoint.links());
             let (failures, success_ms) = self.membership.heartbeats();
             figures.consensus.heartbeat_failures.store(failures, Relaxed);
             figures.consensus.heartbeat_success_ms.store(success_ms, Relaxed);

@@ -12,7 +12,7 @@ use narad_shards::log::{Codec, LogOptions};
 use narad_shards::meta::{Address, ShardId, Snapshot};
 use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
 use narad_shards::queue::CommitterOptions;
-use narad_shards::remote::{ConnectionId, Hello, RemoteCarrier, RemoteService, Service};
+use narad_shards::remote::{ConnectionId, Hello, Peer, RemoteCarrier, RemoteService, Service};
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use narad_shards::rt::{self, sync::Notify, Queue};
 use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
@@ -28,7 +28,7 @@ use super::serving::Serving;
 use crate::config::{self, CompressionLevel};
 use crate::control::Command;
 use crate::http::{HttpContext, HttpSettings, Surface};
-use crate::peer::PeerEndpoint;
+use crate::peer::{PeerEndpoint, NOT_OPEN_YET};
 
 const WAL_SEGMENT_BYTES: u64 = 64 << 20;
 /// Least of what is kept free: the disk still has room for everything else when produce is refused (E22).
@@ -102,7 +102,13 @@ impl Slot {
                 }
                 Reply::Metrics(Box::new(metrics))
             }
-            Request::Vitals => Reply::Vitals(Box::new(shard.vitals(handle.metrics()))),
+            Request::Vitals => {
+                if let Some((endpoint, carrier)) = self.peers.get() {
+                    let credit = |peer: &Peer| carrier.credit_of(peer);
+                    common.state.figures.peer_reports.note_shard(shard.id(), &shard.peers(), endpoint.links(), credit);
+                }
+                Reply::Vitals(Box::new(shard.vitals(handle.metrics())))
+            }
             Request::Quiesce => {
                 let reply = shard.handle(Request::Quiesce).await;
                 if let (Some(door), Some((endpoint, _))) = (self.door.get(), self.peers.get()) {
@@ -142,7 +148,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         })
     };
     let links: Rc<dyn Carrier> = endpoint.attach(handler);
-    let door = Rc::new(Door::default());
+    let door = Rc::new(Door::new(common.started));
     let peers = match &common.peer_plane {
         None => None,
         Some(plane) => {
@@ -240,18 +246,26 @@ fn hello(common: &Common) -> Hello {
 }
 
 /// What peers meet: nobody before the shard is open, and nobody once it stops.
-#[derive(Default)]
 struct Door {
+    /// When this process started.
+    started: std::time::Instant,
     service: OnceCell<RemoteService>,
     closed: Cell<bool>,
     inside: Rc<Cell<usize>>,
     left: Notify,
 }
 
+/// A start that takes longer is worth a warning on both sides.
+const STARTING: Duration = Duration::from_secs(30);
+
 /// How long requests that are being answered may keep a stop waiting.
 const DOOR_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Door {
+    fn new(started: std::time::Instant) -> Door {
+        Door { started, service: OnceCell::new(), closed: Cell::new(false), inside: Rc::default(), left: Notify::new() }
+    }
+
     fn open(&self, service: RemoteService) {
         let _ = self.service.set(service);
     }
@@ -283,6 +297,14 @@ impl Drop for Inside {
     }
 }
 
+/// Peers that come while a node starts are nothing to look at; they come again.
+fn not_open(up: Duration) -> String {
+    match up < STARTING {
+        true => NOT_OPEN_YET.to_owned(),
+        false => format!("this shard is not open {} s after its node started: see that node's log", up.as_secs()),
+    }
+}
+
 impl Service for Door {
     fn hello(&self) -> Hello {
         self.service.get().map(Service::hello).unwrap_or_default()
@@ -291,7 +313,7 @@ impl Service for Door {
     fn met(&self, connection: ConnectionId, from: &Hello, address: SocketAddr) -> Result<(), String> {
         match self.service.get() {
             Some(service) => service.met(connection, from, address),
-            None => Err("this shard is not open yet".to_owned()),
+            None => Err(not_open(self.started.elapsed())),
         }
     }
 

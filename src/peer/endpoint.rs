@@ -19,7 +19,7 @@ use narad_shards::rt::{self, Instant, Queue, Sleep};
 use narad_shards::wire::{Incoming, Kind, Lane, Outgoing};
 
 use super::link::{Event, Link};
-use super::metrics::PeerMetrics;
+use super::metrics::{LinkFigures, PeerMetrics};
 use super::queue::Recalled;
 use super::state::State;
 use super::tls::Tls;
@@ -94,6 +94,11 @@ impl PeerEndpoint {
     /// Where it listens; tells the port when 0 was asked for.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
+    }
+
+    /// Connections that were dialled from here and are up.
+    pub fn links(&self) -> Vec<LinkFigures> {
+        self.inner.state.borrow().links()
     }
 
     pub fn metrics(&self) -> PeerMetrics {

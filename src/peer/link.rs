@@ -20,6 +20,7 @@ use super::liveness::{Due, Liveness, Progress};
 use super::outbox::Outbox;
 use super::proof::{prove, verify, Material, Role};
 use super::queue::{lane_of, stream_of, Recalled, SendQueue};
+use super::NOT_OPEN_YET;
 
 /// A dial that is not done by then has failed.
 pub(super) const DIAL_WITHIN: Duration = Duration::from_secs(1);
@@ -88,7 +89,7 @@ pub(super) struct Link {
     readers: [FrameReader; Lane::ALL.len()],
     /// Lanes whose stream has its rank.
     ordered: [bool; Lane::ALL.len()],
-    queue: SendQueue,
+    pub queue: SendQueue,
     calls: BTreeMap<u64, Call>,
     next_request: u64,
     /// Requests that are being answered; dropping one tells its handler that nobody waits.
@@ -366,7 +367,10 @@ impl Link {
                 self.next_keep_alive = self.keep_alive.map_or(now, |every| now + every);
             }
             Err(reason) => {
-                tracing::warn!(peer = %self.peer, reason, "a peer is refused");
+                match reason == NOT_OPEN_YET {
+                    true => tracing::debug!(peer = %self.peer, reason, "a peer is refused"),
+                    false => tracing::warn!(peer = %self.peer, reason, "a peer is refused"),
+                }
                 self.end(REFUSED, &reason);
             }
         }
@@ -451,7 +455,7 @@ impl Link {
             // Refused only where the connection is ending anyway.
             let _ = self.quic.send_ack_eliciting();
         }
-        if self.progress.over_at().is_some_and(|at| at <= now) {
+        if self.progress.is_over(now) {
             self.end(LATE, "it takes nothing of what is to be sent to it");
             return;
         }
@@ -484,7 +488,7 @@ impl Link {
         if self.is_open() {
             timers[2] = self.keep_alive.map(|_| self.next_keep_alive);
             timers[3] = self.liveness.next(self.waiting());
-            timers[4] = self.progress.over_at();
+            timers[4] = self.progress.next();
         }
         timers.into_iter().flatten().min()
     }

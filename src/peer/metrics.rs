@@ -1,5 +1,15 @@
 //! What an endpoint counts.
 
+/// A connection that was dialled from here and is up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkFigures {
+    /// Who is at its other end.
+    pub node: String,
+    pub rtt_us: u64,
+    /// Of frames that QUIC has not taken yet.
+    pub queued_bytes: u64,
+}
+
 /// Counters since the endpoint was started, and gauges of now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerMetrics {

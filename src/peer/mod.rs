@@ -19,9 +19,12 @@
 //! | `certificates` | whether files can be used, and until when |
 //! | `admission` | what strangers may cost |
 //! | `outbox` | datagrams on their way to the socket |
+//! | `ceiling` | what `narad-bench peer` measures against |
 
 mod admission;
 mod buffers;
+#[doc(hidden)]
+pub mod ceiling;
 mod certificates;
 mod endpoint;
 mod frames;
@@ -43,9 +46,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Why a shard that is still starting turns a peer away: expected, so it is said at debug level.
+pub const NOT_OPEN_YET: &str = "this shard is not open yet";
+
 pub use certificates::{check_files, wall_clock, Validity};
 pub use endpoint::PeerEndpoint;
-pub use metrics::PeerMetrics;
+pub use metrics::{LinkFigures, PeerMetrics};
 
 /// The shared name in every node's certificate, when there are certificates (E49).
 pub const SHARED_NAME: &str = "narad-cluster.local";

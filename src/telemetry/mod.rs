@@ -21,4 +21,4 @@ pub(crate) use logging::lines as logged;
 pub use node::{render_node, NodeMetrics};
 pub use process::{render_process, resident_bytes};
 pub use shards::{other_errors, render_shards};
-pub use vitals::{NodeReport, ShardReport};
+pub use vitals::{NodeReport, PeerReport, ShardReport};

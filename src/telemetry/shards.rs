@@ -295,6 +295,8 @@ fn render_dispatch(page: &mut Exposition, shards: &[ShardMetrics]) {
     family("narad_dispatch_read_failures_total", Counter, "Reads of the ingress log that failed.", |s| {
         s.dispatch.read_failures
     });
+    let no_room = "Batches that stayed queued because their owner granted no room for them.";
+    family("narad_dispatch_no_room_total", Counter, no_room, |s| s.dispatch.commits_starved);
     family("narad_dispatch_commits_in_flight", Gauge, "Commits in flight.", |s| s.dispatch.commits_in_flight);
     family("narad_dispatch_held_records", Gauge, "Records queued or in flight.", |s| s.dispatch.held_records);
     family("narad_dispatch_held_bytes", Gauge, "Bytes of them.", |s| s.dispatch.held_bytes);

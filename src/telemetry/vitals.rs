@@ -18,6 +18,23 @@ pub struct NodeReport {
     pub memory_budget_bytes: u64,
     pub memory_resident_bytes: Option<u64>,
     pub shards: Vec<ShardReport>,
+    /// The other nodes, by their names; empty on a node without peers.
+    pub peers: Vec<PeerReport>,
+}
+
+/// Another node, as this one sees it. Connections are those that were dialled from here.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerReport {
+    pub node: String,
+    /// Membership's word.
+    pub alive: bool,
+    pub connections: u64,
+    /// Of the slowest of them; nothing without one.
+    pub rtt_us: Option<u64>,
+    pub queued_bytes: u64,
+    pub credit_used_bytes: u64,
+    pub credit_bytes: u64,
 }
 
 /// One shard. Counters never fall while the process lives; rates are differences over differences of `time_us`.

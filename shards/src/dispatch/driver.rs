@@ -12,8 +12,8 @@ use std::task::Poll;
 use super::core::{Action, CommitId, Core, Limits, Report, TopicLife};
 use super::{DispatchMetrics, ReadBack, ReadLimit, Source};
 use crate::api::{MetaCommand, MetaReply};
-use crate::meta::{Address, NodeId, Snapshot};
-use crate::peer::{Carrier, CommitBatch, CommitError, Committed, Reply, Request};
+use crate::meta::{Address, Destination, NodeId, Snapshot};
+use crate::peer::{Carrier, CommitBatch, CommitError, Committed, Reply, Request, Room};
 use crate::rt::sync::{Notified, Notify};
 use crate::rt::{self, Instant, Queue};
 
@@ -44,7 +44,8 @@ const TURNS_AT_ONCE: u32 = 2;
 
 /// Something that a task of the dispatcher has to tell its loop.
 enum Event {
-    Landed(CommitId, Result<Committed, CommitError>),
+    /// The second is the shard that answered, as far as it is known.
+    Landed(CommitId, Address, Result<Committed, CommitError>),
     New(io::Result<ReadBack>),
     Skipped(io::Result<ReadBack>),
     Gone(TopicLife, bool),
@@ -124,9 +125,11 @@ impl Dispatcher {
 async fn run(shared: Rc<Shared>) {
     let durable = shared.source.durable_advanced();
     let changed = shared.environment.changed();
+    let freed = shared.environment.carrier().room_freed();
     loop {
         // Listening starts before looking: what happens in between wakes the wait below.
-        let (durable, changed, wake) = (durable.notified(), changed.notified(), shared.wake.notified());
+        let events = [&durable, &changed, &shared.wake].map(Notify::notified);
+        let freed = freed.notified();
         let mut turns = 0;
         while turn(&shared) {
             turns += 1;
@@ -141,18 +144,21 @@ async fn run(shared: Rc<Shared>) {
             return;
         }
         let timer = shared.core.borrow().next_timer();
-        wait_for_any(durable, changed, wake, timer).await;
+        if wait_for_any(events, freed, timer).await {
+            shared.core.borrow_mut().room_freed();
+        }
     }
 }
 
-async fn wait_for_any(durable: Notified, changed: Notified, wake: Notified, timer: Option<Instant>) {
-    let (mut durable, mut changed, mut wake) = (durable, changed, wake);
+/// Whether room came back.
+async fn wait_for_any(mut events: [Notified; 3], mut freed: Notified, timer: Option<Instant>) -> bool {
     let mut timer = timer.map(rt::sleep_until);
     std::future::poll_fn(move |cx| {
-        let notified = [&mut durable, &mut changed, &mut wake].map(|event| Pin::new(event).poll(cx).is_ready());
+        let notified = events.each_mut().map(|event| Pin::new(event).poll(cx).is_ready());
+        let has_room = Pin::new(&mut freed).poll(cx).is_ready();
         let due = timer.as_mut().is_some_and(|timer| Pin::new(timer).poll(cx).is_ready());
-        match due || notified.contains(&true) {
-            true => Poll::Ready(()),
+        match due || has_room || notified.contains(&true) {
+            true => Poll::Ready(has_room),
             false => Poll::Pending,
         }
     })
@@ -162,7 +168,7 @@ async fn wait_for_any(durable: Notified, changed: Notified, wake: Notified, time
 /// Tells the core all that happened and carries out what it wants. True when there may be more to do at once.
 fn turn(shared: &Rc<Shared>) -> bool {
     tell(shared);
-    shared.core.borrow_mut().pump();
+    let mut rooms = pump(shared);
     let mut acted = shared.core.borrow_mut().take_relieved();
     loop {
         let action = shared.core.borrow_mut().next_action();
@@ -179,10 +185,12 @@ fn turn(shared: &Rc<Shared>) -> bool {
                 });
             }
             Action::Commit { id, to, batch } => {
-                let shared = shared.clone();
+                let (shared, destination) = (shared.clone(), batch.destination);
+                let room = take_room(&mut rooms, destination);
                 rt::spawn(Queue::Commit, async move {
-                    let result = commit(&*shared.environment, to, batch).await;
-                    shared.happened(Event::Landed(id, result));
+                    let result = commit(&*shared.environment, to, batch, room).await;
+                    let served = shared.environment.carrier().served_by(to, destination);
+                    shared.happened(Event::Landed(id, served, result));
                 });
             }
             Action::StoreCheckpoint(seq) => shared.source.store_checkpoint(seq),
@@ -196,6 +204,29 @@ fn turn(shared: &Rc<Shared>) -> bool {
             Action::Report(report) => log(&report),
         }
     }
+}
+
+/// The core decides; the rooms that it took are in the order of its commits.
+fn pump(shared: &Shared) -> Rooms {
+    let (carrier, mut rooms) = (shared.environment.carrier(), Rooms::new());
+    let mut take = |to, destination, bytes: usize| match carrier.room(to, destination, bytes as u64) {
+        Some(room) => {
+            rooms.push_back((destination, room));
+            true
+        }
+        None => false,
+    };
+    shared.core.borrow_mut().pump(&mut take);
+    rooms
+}
+
+type Rooms = VecDeque<(Destination, Room)>;
+
+/// The room of the commit that comes next. One that was taken for nothing is given back.
+fn take_room(rooms: &mut Rooms, destination: Destination) -> Option<Room> {
+    let at = rooms.iter().position(|(of, _)| *of == destination)?;
+    rooms.drain(..at);
+    rooms.pop_front().map(|(_, room)| room)
 }
 
 fn tell(shared: &Rc<Shared>) {
@@ -213,7 +244,7 @@ fn tell(shared: &Rc<Shared>) {
         let event = shared.events.borrow_mut().pop_front();
         match event {
             None => break,
-            Some(Event::Landed(id, result)) => core.landed(id, result),
+            Some(Event::Landed(id, served, result)) => core.landed(id, served, result),
             Some(Event::Gone(life, gone)) => core.gone(life, gone),
             Some(Event::New(Ok(read))) => core.new_records(read, false),
             Some(Event::Skipped(Ok(read))) => core.skipped_records(read),
@@ -256,9 +287,18 @@ fn read_new(shared: &Rc<Shared>, from: u64, until: u64, limit: ReadLimit) {
 }
 
 /// Runs to the reply, however late: the batch's buffers are lent to the owner until then (E21).
-async fn commit(environment: &dyn Environment, to: Address, batch: CommitBatch) -> Result<Committed, CommitError> {
+async fn commit(
+    environment: &dyn Environment,
+    to: Address,
+    batch: CommitBatch,
+    room: Option<Room>,
+) -> Result<Committed, CommitError> {
     let carrier = environment.carrier();
-    match carrier.call(to, Request::Commit(batch)).await {
+    let answer = match room {
+        Some(room) => carrier.commit(to, batch, room).await,
+        None => carrier.call(to, Request::Commit(batch)).await,
+    };
+    match answer {
         Ok(Reply::Commit(result)) => result,
         Ok(_) => Err(CommitError::Unreachable("the owner answered something else than a commit".into())),
         Err(lost) => Err(CommitError::Unreachable(lost.0)),

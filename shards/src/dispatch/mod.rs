@@ -25,6 +25,8 @@ pub struct DispatchMetrics {
     pub commits_refused: u64,
     /// Commits that were not answered within a second, whatever became of them.
     pub commits_hung: u64,
+    /// Times that a batch found no room at its owner and stayed queued (E41).
+    pub commits_starved: u64,
     pub records_committed: u64,
     pub records_rerouted: u64,
     pub records_discarded: u64,
@@ -58,6 +60,7 @@ impl Default for DispatchMetrics {
             commits_failed: 0,
             commits_refused: 0,
             commits_hung: 0,
+            commits_starved: 0,
             records_committed: 0,
             records_rerouted: 0,
             records_discarded: 0,

@@ -8,13 +8,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::credit::Credits;
+use super::credit::{Credit, Credits};
 use super::figures::{CallKind, CallMetrics, CallOutcome, Calls};
-use super::{CallError, PeerBook, Transport, CALL_BUDGET_MIN};
-use crate::api::{ConsumeError, SettleStatus};
+use super::settles::{hand_out, Queued, Settles, Slot};
+use super::{CallError, Peer, PeerBook, Transport, CALL_BUDGET_MIN};
+use crate::api::{ConsumeError, Settle, SettleStatus};
 use crate::meta::{guessed_shard, home_shard, Address, Destination, Incarnation, NodeId, ShardId};
-use crate::peer::{Carrier, CommitError, LocalBoxFuture, Lost, Reply, Request};
-use crate::rt::{self, Queue};
+use crate::peer::{Carrier, CommitBatch, CommitError, LocalBoxFuture, Lost, Reply, Request, Room};
+use crate::rt::sync::{oneshot, Notify};
+use crate::rt::{self, Instant, Queue};
 use crate::wire::{self, status, Incoming, Kind, Outgoing};
 
 /// Budgets of calls. A commit brings its own.
@@ -40,10 +42,12 @@ struct Shared {
     peers: RefCell<Arc<PeerBook>>,
     routes: RefCell<BTreeMap<(NodeId, Destination), ShardId>>,
     credits: Credits,
+    settles: Rc<Settles<Failure>>,
     calls: RefCell<Calls>,
 }
 
 /// Why there is no answer.
+#[derive(Clone)]
 enum Failure {
     /// Membership says that the node is dead, or knows no such node: nothing was tried.
     Dead,
@@ -59,9 +63,16 @@ impl RemoteCarrier {
             peers: RefCell::default(),
             routes: RefCell::default(),
             credits: Credits::default(),
+            settles: Rc::default(),
             calls: RefCell::default(),
         };
         RemoteCarrier { shared: Rc::new(shared) }
+    }
+
+    /// Bytes of commits under way to a node, and what its shards take at a time (E41).
+    pub fn credit_of(&self, peer: &Peer) -> (u64, u64) {
+        let windows = peer.shard_addrs.iter().map(|address| self.shared.credits.measure(*address));
+        windows.fold((0, 0), |(used, granted), (more, of)| (used + more, granted + of))
     }
 
     /// Calls of this shard to other nodes. Messages that nobody answers are not among them.
@@ -76,7 +87,34 @@ impl Carrier for RemoteCarrier {
             return self.shared.inner.call(to, request);
         }
         let shared = self.shared.clone();
-        Box::pin(async move { shared.ask(to.node, request).await })
+        Box::pin(async move { shared.ask(to.node, request, None).await })
+    }
+
+    fn room(&self, to: Address, destination: Destination, bytes: u64) -> Option<Room> {
+        if to.node == NodeId::LOCAL {
+            return Some(Room(None));
+        }
+        // Where nobody can be asked for room, the commit itself is to say so.
+        let Some((_, Some(address))) = self.shared.shard_of(to.node, destination) else { return Some(Room(None)) };
+        self.shared.look_at_connection(address);
+        Some(Room(Some(self.shared.credits.take_now(address, bytes)?)))
+    }
+
+    fn room_freed(&self) -> Notify {
+        self.shared.credits.freed()
+    }
+
+    fn commit(&self, to: Address, batch: CommitBatch, room: Room) -> LocalBoxFuture<'static, Result<Reply, Lost>> {
+        if to.node == NodeId::LOCAL {
+            return self.shared.inner.commit(to, batch, room);
+        }
+        let shared = self.shared.clone();
+        Box::pin(async move { shared.ask(to.node, Request::Commit(batch), room.0).await })
+    }
+
+    fn served_by(&self, to: Address, destination: Destination) -> Address {
+        let known = (to.node != NodeId::LOCAL).then(|| self.shared.shard_of(to.node, destination)).flatten();
+        known.map_or(to, |(shard, _)| Address { node: to.node, shard })
     }
 
     fn send(&self, to: Address, request: Request) {
@@ -86,7 +124,7 @@ impl Carrier for RemoteCarrier {
         let shared = self.shared.clone();
         if let Request::Settle { .. } = request {
             // Its answer helps nobody, but a frame that needs none would not be tried again on a fresh connection.
-            rt::spawn(Queue::Consume, async move { drop(shared.ask(to.node, request).await) });
+            rt::spawn(Queue::Consume, async move { drop(shared.ask(to.node, request, None).await) });
             return;
         }
         let Ok((_, address)) = shared.address_of(to.node, &request) else { return };
@@ -144,6 +182,17 @@ fn budget_of(request: &Request) -> Duration {
 }
 
 impl Shared {
+    /// The shard that serves a partition, as far as it is known, and where it listens. `None`: no such node is known, or
+    /// none of its shards.
+    fn shard_of(&self, node: NodeId, destination: Destination) -> Option<(ShardId, Option<SocketAddr>)> {
+        let peers = self.peers.borrow();
+        let addresses = &peers.peers.get(&node).filter(|peer| !peer.shard_addrs.is_empty())?.shard_addrs;
+        let shards = addresses.len() as ShardId;
+        let known = self.routes.borrow().get(&(node, destination)).copied().filter(|shard| *shard < shards);
+        let shard = known.unwrap_or_else(|| guessed_shard(destination, shards));
+        Some((shard, addresses.get(usize::from(shard)).copied()))
+    }
+
     /// The shard to ask, and where it listens.
     fn address_of(&self, node: NodeId, request: &Request) -> Result<(ShardId, SocketAddr), Failure> {
         let peers = self.peers.borrow();
@@ -154,10 +203,7 @@ impl Shared {
         }
         let shards = peer.shard_addrs.len() as ShardId;
         let shard = match (partition_of(request), topic_of(request)) {
-            (Some(destination), _) => {
-                let known = self.routes.borrow().get(&(node, destination)).copied().filter(|shard| *shard < shards);
-                known.unwrap_or_else(|| guessed_shard(destination, shards))
-            }
+            (Some(destination), _) => self.shard_of(node, destination).map_or(0, |(shard, _)| shard),
             (None, Some(incarnation)) => home_shard(incarnation, shards),
             (None, None) => 0,
         };
@@ -166,20 +212,92 @@ impl Shared {
         address.map(|address| (shard, address)).ok_or_else(unknown)
     }
 
-    async fn ask(self: Rc<Self>, node: NodeId, request: Request) -> Result<Reply, Lost> {
+    async fn ask(self: Rc<Self>, node: NodeId, request: Request, room: Option<Credit>) -> Result<Reply, Lost> {
         let (failed, kind) = (failure_reply(&request), CallKind::of(&request));
-        match self.exchange(node, request, kind).await {
+        let answered = match request {
+            Request::Settle { incarnation, settles } => self.settle(node, incarnation, settles).await,
+            other => {
+                let budget = budget_of(&other);
+                self.exchange(node, other, kind, budget, room).await
+            }
+        };
+        match answered {
             Ok(reply) => Ok(reply),
             Err(failure) => failed(failure),
         }
     }
 
-    async fn exchange(&self, node: NodeId, request: Request, kind: CallKind) -> Result<Reply, Failure> {
+    /// Acks leave one by one as long as few are under way, else together (C86).
+    async fn settle(
+        self: &Rc<Self>,
+        node: NodeId,
+        incarnation: Incarnation,
+        settles: Vec<Settle>,
+    ) -> Result<Reply, Failure> {
+        let until = rt::now() + SETTLE_BUDGET;
+        let request = Request::Settle { incarnation, settles };
+        let Ok((_, to)) = self.address_of(node, &request) else {
+            return self.exchange(node, request, CallKind::SETTLE, SETTLE_BUDGET, None).await;
+        };
+        let slot = self.settles.slot(to, self.when_freed(node));
+        let Request::Settle { settles, .. } = request else { unreachable!("made above") };
+        if let Some(slot) = slot {
+            return self.settle_now(node, incarnation, settles, until, slot).await.map(Reply::Settled);
+        }
+        let (answer, answered) = oneshot();
+        self.settles.enqueue(to, Queued { incarnation, settles, until, answer });
+        // It has left, or it has not: whoever acked is told that it may have been done (R12's like for acks).
+        let late = || Err(Failure::Unknown("the owner did not answer in time".to_owned()));
+        let statuses = rt::timeout(SETTLE_BUDGET, answered).await.ok().flatten().unwrap_or_else(late)?;
+        Ok(Reply::Settled(statuses))
+    }
+
+    async fn settle_now(
+        &self,
+        node: NodeId,
+        incarnation: Incarnation,
+        settles: Vec<Settle>,
+        until: Instant,
+        slot: Slot<Failure>,
+    ) -> Result<Vec<SettleStatus>, Failure> {
+        let count = settles.len();
+        let request = Request::Settle { incarnation, settles };
+        let answered = self.exchange(node, request, CallKind::SETTLE, until - rt::now(), None).await;
+        drop(slot);
+        match answered? {
+            Reply::Settled(statuses) if statuses.len() == count => Ok(statuses),
+            other => Err(Failure::Unknown(format!("{other:?} to {count} settles"))),
+        }
+    }
+
+    fn when_freed(self: &Rc<Self>, node: NodeId) -> impl Fn(SocketAddr) + 'static {
+        let me = Rc::downgrade(self);
+        move |to| {
+            let Some(shared) = me.upgrade() else { return };
+            let freed = shared.when_freed(node);
+            let Some((slot, batch)) = shared.settles.next_batch(to, freed) else { return };
+            rt::spawn(Queue::Consume, async move {
+                let settles = batch.iter().flat_map(|queued| queued.settles.iter().copied()).collect();
+                let until = batch.iter().map(|queued| queued.until).max().unwrap_or_default();
+                let answer = shared.settle_now(node, batch[0].incarnation, settles, until, slot).await;
+                hand_out(batch, answer);
+            });
+        }
+    }
+
+    async fn exchange(
+        &self,
+        node: NodeId,
+        request: Request,
+        kind: CallKind,
+        budget: Duration,
+        room: Option<Credit>,
+    ) -> Result<Reply, Failure> {
         let started = rt::now();
         let count = |outcome| self.calls.borrow_mut().count(kind, outcome, rt::now() - started);
         let found = self.address_of(node, &request);
         let (shard, address) = found.inspect_err(|_| count(CallOutcome::Failed))?;
-        let (destination, budget) = (partition_of(&request), budget_of(&request).max(CALL_BUDGET_MIN));
+        let (destination, budget) = (partition_of(&request), budget.max(CALL_BUDGET_MIN));
         let settles = if let Request::Settle { settles, .. } = &request { settles.len() } else { 0 };
         let frame = wire::ask(&request, budget);
         let frame = frame.ok_or_else(|| Failure::NotSent(format!("{request:?} does not leave its node")))?;
@@ -187,7 +305,7 @@ impl Shared {
         // The frame holds on to the records of a commit.
         drop(request);
         let answered = match commit {
-            true => self.commit(address, frame, budget).await,
+            true => self.commit(address, frame, budget, room).await,
             false => self.transport.call(address, frame).await,
         };
         let in_time = rt::now() - started < budget;
@@ -209,11 +327,20 @@ impl Shared {
         }
     }
 
-    /// A commit goes on credit.
-    async fn commit(&self, to: SocketAddr, frame: Outgoing, budget: Duration) -> Result<Incoming, CallError> {
+    /// A commit goes on credit. What was taken at another shard, before its route changed, is no use here.
+    async fn commit(
+        &self,
+        to: SocketAddr,
+        frame: Outgoing,
+        budget: Duration,
+        room: Option<Credit>,
+    ) -> Result<Incoming, CallError> {
         let deadline = rt::now() + budget;
         self.look_at_connection(to);
-        let credit = self.credits.take(to, frame.frame_bytes() as u64, budget).await;
+        let credit = match room.filter(|credit| credit.is_for(to)) {
+            Some(credit) => Some(credit),
+            None => self.credits.take(to, frame.frame_bytes() as u64, budget).await,
+        };
         let Some(_credit) = credit else {
             return Err(CallError::NotSent("the owner granted no room for the commit in time".to_owned()));
         };

@@ -1,9 +1,9 @@
 //! Commits travel on credit (E41): how many bytes of commits each shard of another node takes from this one at a time.
 //!
-//! The other side grants a window in its hello and may change it with every reply. A commit that does not fit waits
-//! here, first come first served; one larger than the window goes alone. What waits has not left: when its budget ends
-//! it is not applied for certain. To the dispatcher it is a commit like any other, so after a second it counts as hung
-//! and holds no slot, and what queues behind it goes back to the WAL: its queue is what is kept short by the credit.
+//! The other side grants a window in its hello and may change it with every reply. One commit larger than the window goes
+//! alone. A dispatcher asks before it makes a batch, so what does not fit stays on its queue; whoever else commits (the
+//! synchronous produce) waits here, first come first served. What waits has not left: when its budget ends it is not
+//! applied for certain.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::ConnectionId;
 use crate::rt;
-use crate::rt::sync::{oneshot, Sender};
+use crate::rt::sync::{oneshot, Notify, Sender};
 
 #[derive(Default)]
 struct Window {
@@ -33,10 +33,11 @@ impl Window {
 #[derive(Clone, Default)]
 pub(super) struct Credits {
     windows: Rc<RefCell<BTreeMap<SocketAddr, Window>>>,
+    freed: Notify,
 }
 
 /// Bytes of one commit under way; given back when the call has ended, however.
-pub(super) struct Credit {
+pub struct Credit {
     credits: Credits,
     to: SocketAddr,
     bytes: u64,
@@ -65,24 +66,35 @@ impl Credits {
         self.go_on(to);
     }
 
+    /// Bytes in use, and granted.
+    pub fn measure(&self, to: SocketAddr) -> (u64, u64) {
+        self.windows.borrow().get(&to).map_or((0, 0), |window| (window.used_bytes, window.granted_bytes))
+    }
+
+    /// `notify_all` whenever there may be more than before.
+    pub fn freed(&self) -> Notify {
+        self.freed.clone()
+    }
+
+    /// `None`: there is none now, or others wait for it already.
+    pub fn take_now(&self, to: SocketAddr, bytes: u64) -> Option<Credit> {
+        let mut windows = self.windows.borrow_mut();
+        let window = windows.entry(to).or_default();
+        let granted = window.waiting.is_empty() && window.fits(bytes);
+        granted.then(|| {
+            window.used_bytes += bytes;
+            Credit { credits: self.clone(), to, bytes }
+        })
+    }
+
     /// `None`: there was none within `patience`.
     pub async fn take(&self, to: SocketAddr, bytes: u64, patience: Duration) -> Option<Credit> {
-        let waiting = {
-            let mut windows = self.windows.borrow_mut();
-            let window = windows.entry(to).or_default();
-            if window.waiting.is_empty() && window.fits(bytes) {
-                window.used_bytes += bytes;
-                None
-            } else {
-                let (sender, receiver) = oneshot();
-                window.waiting.push_back((bytes, sender));
-                Some(receiver)
-            }
-        };
-        match waiting {
-            None => Some(Credit { credits: self.clone(), to, bytes }),
-            Some(receiver) => rt::timeout(patience, receiver).await.ok().flatten(),
+        if let Some(credit) = self.take_now(to, bytes) {
+            return Some(credit);
         }
+        let (sender, receiver) = oneshot();
+        self.windows.borrow_mut().entry(to).or_default().waiting.push_back((bytes, sender));
+        rt::timeout(patience, receiver).await.ok().flatten()
     }
 
     /// Hands out what there is to those who wait.
@@ -100,10 +112,17 @@ impl Credits {
                     _ => None,
                 }
             };
-            let Some((bytes, sender)) = next else { return };
+            let Some((bytes, sender)) = next else { break };
             // One that has given up drops its credit, which comes back here.
             drop(sender.send(Credit { credits: self.clone(), to, bytes }));
         }
+        self.freed.notify_all();
+    }
+}
+
+impl Credit {
+    pub(super) fn is_for(&self, to: SocketAddr) -> bool {
+        self.to == to
     }
 }
 
@@ -154,6 +173,33 @@ mod tests {
                 task.await;
             }
             assert_eq!(*order.borrow(), [500, 30]);
+        });
+    }
+
+    #[test]
+    fn e41_room_is_taken_at_once_or_not_at_all_and_whoever_was_refused_hears_when_some_comes_back() {
+        sim::run(1, async {
+            let credits = Credits::default();
+            credits.connected(address(), Some(ConnectionId(1)), 100);
+            let first = credits.take_now(address(), 70).expect("fits");
+            let elsewhere = SocketAddr::from(([127, 0, 0, 1], 2));
+            assert!(!first.is_for(elsewhere) && first.is_for(address()));
+            assert!(credits.take_now(address(), 31).is_none());
+            let second = credits.take_now(address(), 30).expect("fits beside it");
+            let (freed, told) = (credits.freed().notified(), rt::now());
+            rt::spawn(Queue::Commit, async move {
+                rt::sleep(Duration::from_millis(3)).await;
+                drop(first);
+            });
+            freed.await;
+            assert_eq!(rt::now() - told, Duration::from_millis(3));
+            // Whoever waits for room goes before those who only ask.
+            let (waits, patience) = (credits.clone(), Duration::from_secs(1));
+            let waiting = rt::spawn(Queue::Commit, async move { waits.take(address(), 90, patience).await.is_some() });
+            rt::sleep(Duration::from_millis(1)).await;
+            assert!(credits.take_now(address(), 1).is_none());
+            drop(second);
+            assert!(waiting.await);
         });
     }
 

@@ -61,6 +61,8 @@ pub(super) struct Calls {
 pub(super) struct CallKind(usize);
 
 impl CallKind {
+    pub const SETTLE: CallKind = CallKind(6);
+
     pub fn of(request: &Request) -> CallKind {
         CallKind(index_of(request))
     }

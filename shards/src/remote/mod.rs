@@ -10,6 +10,7 @@ mod figures;
 mod late;
 mod permits;
 mod service;
+mod settles;
 pub mod sim;
 #[cfg(test)]
 mod tests;
@@ -24,6 +25,7 @@ use crate::peer::LocalBoxFuture;
 use crate::wire::{Incoming, Outgoing};
 
 pub use carrier::RemoteCarrier;
+pub use credit::Credit;
 pub use figures::{CallMetrics, OUTCOMES};
 pub use service::RemoteService;
 

@@ -1,6 +1,7 @@
 //! One shard: everything of one core. Its mechanisms (WAL, dispatcher, logs, queues) know only what they need; this
 //! module introduces them to each other.
 
+mod describe;
 mod directories;
 pub mod inspect;
 mod partitions;
@@ -209,6 +210,11 @@ impl Shard {
     /// This shard's own WAL, for those who look at it from outside: tests, the simulator, figures.
     pub fn wal(&self) -> &Wal {
         &self.inner.wal
+    }
+
+    /// The other nodes, as this shard was last told.
+    pub fn peers(&self) -> Arc<PeerBook> {
+        self.inner.peers.borrow().clone()
     }
 
     /// Takes no more produce: the node is about to stop.

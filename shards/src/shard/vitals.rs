@@ -86,6 +86,7 @@ impl Inner {
             commits: dispatch.commits,
             delivered_records: queue.delivered,
             backlog_records: wal.backlog_records + adopted,
+            staged_records: wal.staged_records,
             destinations_failing: dispatch.destinations_failing,
             wal_failed: wal.failed,
             wal_live_bytes: wal.live_bytes,

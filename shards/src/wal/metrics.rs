@@ -37,6 +37,8 @@ pub struct WalMetrics {
     pub failed: bool,
     /// Gauge: records a restart would replay.
     pub backlog_records: u64,
+    /// Gauge: records taken that are not durable yet, so not answered.
+    pub staged_records: u64,
     /// Gauge: bytes of segments that compaction has not reclaimed.
     pub live_bytes: u64,
     /// Gauge: segments that hold records, and spares.
@@ -68,6 +70,7 @@ impl Default for WalMetrics {
             torn_bytes_cut: 0,
             failed: false,
             backlog_records: 0,
+            staged_records: 0,
             live_bytes: 0,
             segments: 0,
             spares: 0,

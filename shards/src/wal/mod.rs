@@ -266,6 +266,7 @@ impl Wal {
         metrics.groups_dropped = state.staging.groups_dropped;
         metrics.failed = state.latched.is_some();
         metrics.backlog_records = backlog_records;
+        metrics.staged_records = state.staging.next_seq.saturating_sub(state.staging.durable_next);
         metrics.live_bytes = live_bytes;
         metrics.segments = state.chain.len() as u64;
         metrics.spares = state.spares.len() as u64;

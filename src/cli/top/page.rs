@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::telemetry::{NodeReport, ShardReport};
+use crate::telemetry::{NodeReport, PeerReport, ShardReport};
 
 /// From here on a shard's CPU, or the drive below it, is what limits.
 const BUSY_LIMIT: f64 = 0.85;
@@ -184,8 +184,9 @@ pub fn page(now: &NodeReport, before: Option<&NodeReport>, sort: Sort, width: us
         Line { text: why, style: if limiting.is_some() { Style::Limit } else { Style::Plain } },
         Line { text: columns(" ", NAMES), style: Style::Heading },
     ];
+    let peers = peer_lines(&now.peers, height / 3);
     // One line for the sums, one for what did not fit.
-    let room = height.saturating_sub(lines.len() + 2).max(1);
+    let room = height.saturating_sub(lines.len() + 2 + peers.len()).max(1);
     for row in rows.iter().take(if rows.len() > room + 1 { room } else { rows.len() }) {
         let limits = limiting == Some(row.now.shard);
         let style = if limits { Style::Limit } else { Style::Plain };
@@ -195,8 +196,40 @@ pub fn page(now: &NodeReport, before: Option<&NodeReport>, sort: Sort, width: us
         lines.push(Line::plain(format!("    and {} more", rows.len() - room)));
     }
     lines.push(Line { text: total(&rows), style: Style::Total });
+    lines.extend(peers);
     for line in &mut lines {
         line.text = line.text.chars().take(width).collect();
+    }
+    lines
+}
+
+/// The other nodes, in at most `height` lines: those in trouble first.
+fn peer_lines(peers: &[PeerReport], height: usize) -> Vec<Line> {
+    if peers.is_empty() || height < 2 {
+        return Vec::new();
+    }
+    let mut sorted: Vec<&PeerReport> = peers.iter().collect();
+    sorted.sort_by_key(|peer| (peer.alive, peer.connections > 0, std::cmp::Reverse(peer.queued_bytes)));
+    let heading = format!("  {:<20}{:>10}{:>8}{:>9}  CREDIT", "PEER", "STATE", "RTT", "QUEUED");
+    let mut lines = vec![Line { text: heading, style: Style::Heading }];
+    let room = if sorted.len() < height { sorted.len() } else { height - 2 };
+    for peer in &sorted[..room] {
+        let state = match (peer.alive, peer.connections) {
+            (false, _) => "dead",
+            (true, 0) => "unreached",
+            (true, _) => "alive",
+        };
+        let name: String = peer.node.chars().take(20).collect();
+        lines.push(Line::plain(format!(
+            "  {name:<20}{state:>10}{:>8}{:>9}  {} of {}",
+            peer.rtt_us.map_or("-".to_owned(), micros),
+            bytes(peer.queued_bytes),
+            bytes(peer.credit_used_bytes),
+            bytes(peer.credit_bytes),
+        )));
+    }
+    if room < sorted.len() {
+        lines.push(Line::plain(format!("    and {} more", sorted.len() - room)));
     }
     lines
 }
@@ -428,6 +461,36 @@ shard 1 limits: its CPU is 93% busy; spread clients, or add shards
         let mut sort = Sort::Busy;
         (0..SORTS.len()).for_each(|_| sort = sort.next());
         assert_eq!(sort, Sort::Busy);
+    }
+
+    #[test]
+    fn the_other_nodes_follow_those_in_trouble_first() {
+        let peer = |node: &str, alive, connections: u64| PeerReport {
+            node: node.to_owned(),
+            alive,
+            connections,
+            rtt_us: (connections > 0).then_some(412),
+            queued_bytes: 12 << 10,
+            credit_used_bytes: 300 << 10,
+            credit_bytes: 8 << 20,
+        };
+        let peers = vec![peer("b", true, 3), peer("c", false, 0), peer("d", true, 0)];
+        let now = NodeReport { peers, ..node(vec![shard(0, 10, 0)]) };
+        let text = texts(&page(&now, None, Sort::Busy, 80, 24));
+        let expected = [
+            "  PEER                     STATE     RTT   QUEUED  CREDIT",
+            "  c                         dead       -    12KiB  300KiB of 8.0MiB",
+            "  d                    unreached       -    12KiB  300KiB of 8.0MiB",
+            "  b                        alive   412us    12KiB  300KiB of 8.0MiB",
+        ];
+        let last: Vec<&str> = text.lines().rev().take(4).collect();
+        assert_eq!(last.into_iter().rev().collect::<Vec<_>>(), expected, "{text}");
+        // They take a third of the page at most.
+        let peers = (0..60).map(|at| peer(&format!("n{at}"), true, 1)).collect();
+        let now = NodeReport { peers, ..node((0..64).map(|i| shard(i, 10, 0)).collect()) };
+        let lines = page(&now, None, Sort::Busy, 80, 24);
+        assert_eq!(lines.len(), 24);
+        assert!(lines[23].text.contains("and 54 more"), "{}", texts(&lines));
     }
 
     #[test]

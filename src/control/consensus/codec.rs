@@ -6,6 +6,7 @@
 //! SNAPSHOT       request   archive: JSON, see Piece               payload: message (with the last piece), piece
 //! PROPOSE        request   payload: id (16 bytes), command        reply 200: log index u64
 //! APPLIED_INDEX  request   nothing; behind a barrier              reply 200: log index u64
+//! GET_TOPIC      request   payload: name; behind a barrier        reply 200: incarnation u64; 404: there is none
 //! ```
 //!
 //! A reply of 421 says that nothing was done here, for certain; one of 503 that nobody knows. Its payload is the
@@ -90,19 +91,24 @@ pub fn read_frame(budget: Duration) -> Outgoing {
     frame(operation::APPLIED_INDEX, Lane::Control, budget, &[], Vec::new())
 }
 
+pub fn topic_frame(budget: Duration, name: &str) -> Outgoing {
+    frame(operation::GET_TOPIC, Lane::Control, budget, &[], piece_of(name.as_bytes()))
+}
+
 fn reply(to: &Incoming, status: u16, payload: &[u8]) -> Outgoing {
     Outgoing { status, ..frame(to.header.operation, to.header.lane, Duration::ZERO, &[], piece_of(payload)) }
 }
 
-pub fn index_reply(to: &Incoming, index: u64) -> Outgoing {
-    reply(to, status::OK, &index.to_le_bytes())
+/// A log index, or an incarnation.
+pub fn number_reply(to: &Incoming, number: u64) -> Outgoing {
+    reply(to, status::OK, &number.to_le_bytes())
 }
 
 pub fn refusal(to: &Incoming, status: u16, why: &str) -> Outgoing {
     reply(to, status, why.as_bytes())
 }
 
-pub fn reply_index(reply: &Incoming) -> Option<u64> {
+pub fn reply_number(reply: &Incoming) -> Option<u64> {
     Some(u64::from_le_bytes(reply.payload().as_ref().try_into().ok()?))
 }
 

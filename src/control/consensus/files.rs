@@ -132,12 +132,19 @@ fn look(directory: &Path, log: Option<&(LogFile, Stored)>, opened: Option<&(Stor
         }),
         None => None,
     };
-    let image = |path: PathBuf| -> Option<u64> {
-        let looked = path.exists().then(|| image::inspect(&path))?;
-        looked
-            .inspect_err(|error| tracing::warn!(error, "consensus: an image of no use"))
-            .ok()
-            .map(|state| state.applied_index())
+    let image = |path: PathBuf| -> Result<Option<u64>, String> {
+        if !path.exists() {
+            return Ok(None);
+        }
+        match image::inspect(&path) {
+            Ok(state) => Ok(Some(state.applied_index())),
+            // A newer build had begun to put it in place: only that one can go on.
+            Err(error) if image::is_of_newer_release(&error) => Err(format!("metastore: {error}")),
+            Err(error) => {
+                tracing::warn!(error, "consensus: an image of no use");
+                Ok(None)
+            }
+        }
     };
     let servers = log.iter().flat_map(|(_, stored)| stored.configuration.servers.values());
     let members = opened.iter().flat_map(|(_, state)| state.members().keys());
@@ -145,6 +152,10 @@ fn look(directory: &Path, log: Option<&(LogFile, Stored)>, opened: Option<&(Stor
     // Read from end to end only where one is needed.
     let needs_image =
         log.is_some_and(|(_, stored)| state.as_ref().is_none_or(|state| state.applied_index < stored.start.index));
+    let (received, made) = match needs_image {
+        true => (image(image::received(directory))?, image(image::made(directory))?),
+        false => (None, None),
+    };
     Ok(Found {
         log: log.map(|(_, stored)| FoundLog {
             start_index: stored.start.index,
@@ -152,8 +163,8 @@ fn look(directory: &Path, log: Option<&(LogFile, Stored)>, opened: Option<&(Stor
             is_voter: stored.configuration.is_voter(stored.raft_id),
         }),
         nodes,
-        received: needs_image.then(|| image(image::received(directory))).flatten(),
-        made: needs_image.then(|| image(image::made(directory))).flatten(),
+        received,
+        made,
         state,
     })
 }

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use narad_shards::meta::Incarnation;
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::remote::CallError;
 use narad_shards::rt::sync::oneshot;
@@ -21,6 +22,10 @@ use crate::control::{Command, Log, Outcome};
 
 /// Between two attempts while nobody leads.
 const RETRY: Duration = Duration::from_millis(50);
+/// What a node that forwards a create gives the leader, which may hold it while it starts (6.2).
+const CREATE_BUDGET: Duration = Duration::from_secs(75);
+/// So long before the end a held command is given up: whoever waits for it is told that nothing was done.
+const HELD_MARGIN: Duration = Duration::from_secs(1);
 
 /// Why something was not done.
 enum Failure {
@@ -34,6 +39,9 @@ struct Committed {
     index: u64,
     outcome: Option<LocalBoxFuture<'static, Result<Outcome, Stopped>>>,
 }
+
+/// What a committed command does, and until when this node waits to see it (E52); without an end where it leads.
+type Awaited = (LocalBoxFuture<'static, Result<Outcome, Stopped>>, Option<Instant>);
 
 fn unknown(why: impl std::fmt::Display) -> Failure {
     Failure::Unknown(why.to_string())
@@ -49,15 +57,26 @@ impl Log for Rc<Consensus> {
         let consensus = self.clone();
         Box::pin(async move { consensus.pass_barrier().await })
     }
+
+    fn live_topic(&self, name: &str) -> LocalBoxFuture<'static, Result<Option<Incarnation>, Stopped>> {
+        let (consensus, name) = (self.clone(), name.to_owned());
+        Box::pin(async move { consensus.ask_live_topic(&name).await })
+    }
 }
 
 impl Consensus {
     /// See [`Log::propose`].
     pub async fn decide(&self, command: Command) -> Result<Outcome, Stopped> {
         let until = rt::now() + DEADLINE;
-        let outcome = self.until_done(until, || self.try_propose(command.clone(), until)).await?;
+        let (outcome, seen_by) = self.until_done(until, || self.try_propose(command.clone(), until)).await?;
+        let outcome = match seen_by {
+            None => outcome.await,
+            Some(at) => rt::timeout(at - rt::now(), outcome).await.unwrap_or_else(|_| {
+                Err(Stopped::unknown("the change is decided, but this node does not show it yet".to_owned()))
+            }),
+        };
         // It is in the log, whatever has become of this node meanwhile.
-        outcome.await.map_err(|stopped| Stopped { underway: true, ..stopped })
+        outcome.map_err(|stopped| Stopped { underway: true, ..stopped })
     }
 
     /// See [`Log::barrier`].
@@ -70,6 +89,15 @@ impl Consensus {
         rt::timeout(DEADLINE, passed)
             .await
             .unwrap_or_else(|_| Err(Stopped::refused("the barrier was not passed in time".to_owned())))
+    }
+
+    /// See [`Log::live_topic`].
+    pub async fn ask_live_topic(&self, name: &str) -> Result<Option<Incarnation>, Stopped> {
+        let until = rt::now() + DEADLINE;
+        let asked = self.until_done(until, || self.try_live_topic(name, until));
+        rt::timeout(DEADLINE, asked)
+            .await
+            .unwrap_or_else(|_| Err(Stopped::refused("no leader has said in time whether the topic exists".to_owned())))
     }
 
     /// Tries again what was not done for certain, until the deadline.
@@ -94,26 +122,41 @@ impl Consensus {
         }
     }
 
-    async fn try_propose(
-        &self,
-        command: Command,
-        until: Instant,
-    ) -> Result<LocalBoxFuture<'static, Result<Outcome, Stopped>>, Failure> {
+    async fn try_propose(&self, command: Command, until: Instant) -> Result<Awaited, Failure> {
         let id = self.new_id();
-        let committed = if self.leads() {
-            self.propose_here(id, command, until).await?
+        let (committed, seen_by) = if self.leads() {
+            (self.propose_here(id, command, until).await?, None)
         } else {
-            self.propose_there(id, &command, until).await?
+            let (committed, seen_by) = self.propose_there(id, &command, until).await?;
+            (committed, Some(seen_by))
         };
-        committed.outcome.ok_or_else(|| unknown("the change came back without an outcome"))
+        let outcome = committed.outcome.ok_or_else(|| unknown("the change came back without an outcome"))?;
+        Ok((outcome, seen_by))
     }
 
     async fn propose_here(&self, id: ProposalId, command: Command, until: Instant) -> Result<Committed, Failure> {
+        if matches!(command, Command::CreateTopic { .. }) {
+            self.pass_create_gate(until).await?;
+        }
         let prepare = self.prepare.borrow().clone();
         let command = prepare(command).map_err(Failure::NotDone)?;
         let committed = self.wait_for(id, true);
         self.request(Request::Propose { id, data: command.encode() });
         self.await_commit(id, committed, until).await
+    }
+
+    /// Waits until this node has started (K35).
+    async fn pass_create_gate(&self, until: Instant) -> Result<(), Failure> {
+        loop {
+            let changed = self.changed();
+            if !self.holds_creates.get() {
+                return Ok(());
+            }
+            let wait = (until - rt::now()).saturating_sub(HELD_MARGIN);
+            if !self.leads() || rt::timeout(wait, changed).await.is_err() {
+                return Err(Failure::NotDone("the leader is still starting and takes no new topics yet".to_owned()));
+            }
+        }
     }
 
     async fn await_commit(
@@ -138,14 +181,25 @@ impl Consensus {
         address.ok_or_else(|| Failure::NotDone("the leader's address is not known".to_owned()))
     }
 
-    async fn propose_there(&self, id: ProposalId, command: &Command, until: Instant) -> Result<Committed, Failure> {
+    async fn propose_there(
+        &self,
+        id: ProposalId,
+        command: &Command,
+        until: Instant,
+    ) -> Result<(Committed, Instant), Failure> {
         let address = self.leader_elsewhere()?;
         let mut committed = self.wait_for(id, false);
-        let budget = until - rt::now();
+        let budget = match command {
+            Command::CreateTopic { .. } => CREATE_BUDGET,
+            _ => until - rt::now(),
+        };
         let call = self.transport.call(address, codec::propose_frame(budget, id, &command.encode()));
         // It may come back in the log before the leader's reply does.
         let replied = match rt::first_of(&mut committed, call).await {
-            Ok(verdict) => return self.await_commit(id, std::future::ready(verdict), until).await,
+            Ok(verdict) => {
+                let committed = self.await_commit(id, std::future::ready(verdict), until).await?;
+                return Ok((committed, rt::now() + DEADLINE));
+            }
             Err(replied) => replied,
         };
         let waiting = match replied {
@@ -161,7 +215,8 @@ impl Consensus {
             self.forget(id);
             return Err(failure);
         }
-        self.await_commit(id, committed, rt::now() + DEADLINE).await
+        let seen_by = rt::now() + DEADLINE;
+        Ok((self.await_commit(id, committed, seen_by).await?, seen_by))
     }
 
     /// The index up to which everything reaches that was decided before the call.
@@ -172,7 +227,7 @@ impl Consensus {
         let address = self.leader_elsewhere()?;
         match self.transport.call(address, codec::read_frame(until - rt::now())).await {
             Ok(reply) if reply.header.status == status::OK => {
-                let index = codec::reply_index(&reply);
+                let index = codec::reply_number(&reply);
                 index.into_iter().for_each(|index| self.heard_commit(index));
                 index.ok_or_else(|| Failure::NotDone("the leader's answer is no index".to_owned()))
             }
@@ -188,6 +243,46 @@ impl Consensus {
         index.await.ok_or_else(lost)
     }
 
+    /// Only the leader's own state, read behind its barrier, is its word; whatever else comes back is none (K21).
+    async fn try_live_topic(&self, name: &str, until: Instant) -> Result<Option<Incarnation>, Failure> {
+        if self.leads() {
+            return self.live_topic_here(name).await;
+        }
+        let address = self.leader_elsewhere()?;
+        match self.transport.call(address, codec::topic_frame(until - rt::now(), name)).await {
+            Ok(reply) if reply.header.status == status::OK => match codec::reply_number(&reply) {
+                Some(id) => Ok(Some(Incarnation(id))),
+                None => Err(Failure::NotDone("the leader's answer is no topic id".to_owned())),
+            },
+            Ok(reply) if reply.header.status == status::NOT_FOUND => Ok(None),
+            Ok(reply) => Err(Failure::NotDone(codec::reply_text(&reply))),
+            Err(error) => Err(Failure::NotDone(error.text().to_owned())),
+        }
+    }
+
+    async fn live_topic_here(&self, name: &str) -> Result<Option<Incarnation>, Failure> {
+        let index = self.read_here().await?;
+        self.applier.wait_shown(index).await.map_err(|stopped| Failure::NotDone(stopped.why))?;
+        Ok(self.applier.state().topics().get(name).map(|topic| topic.incarnation))
+    }
+
+    pub(super) async fn take_topic_question(&self, incoming: &Incoming) -> Outgoing {
+        let payload = incoming.payload();
+        let Ok(name) = std::str::from_utf8(&payload) else {
+            return codec::refusal(incoming, status::BAD_REQUEST, "a topic name that is no text");
+        };
+        let not_here = |why: &str| codec::refusal(incoming, status::MISDIRECTED, why);
+        if !self.leads() {
+            return not_here("this node does not lead");
+        }
+        match rt::timeout(incoming.budget().min(DEADLINE), self.live_topic_here(name)).await {
+            Ok(Ok(Some(incarnation))) => codec::number_reply(incoming, incarnation.0),
+            Ok(Ok(None)) => codec::refusal(incoming, status::NOT_FOUND, "there is no such topic"),
+            Ok(Err(Failure::NotDone(why) | Failure::Unknown(why))) => not_here(&why),
+            Err(_) => not_here("no quorum confirmed the leader in time"),
+        }
+    }
+
     pub(super) async fn take_proposal(&self, incoming: &Incoming) -> Outgoing {
         let payload = incoming.payload();
         let Some((id, command)) = payload.split_at_checked(16).and_then(|(id, rest)| Some((ProposalId::of(id)?, rest)))
@@ -201,9 +296,13 @@ impl Consensus {
         if !self.leads() {
             return codec::refusal(incoming, status::MISDIRECTED, "this node does not lead");
         }
-        let until = rt::now() + incoming.budget().min(DEADLINE);
+        let longest = match command {
+            Command::CreateTopic { .. } => CREATE_BUDGET,
+            _ => DEADLINE,
+        };
+        let until = rt::now() + incoming.budget().min(longest);
         match self.propose_here(id, command, until).await {
-            Ok(Committed { index, .. }) => codec::index_reply(incoming, index),
+            Ok(Committed { index, .. }) => codec::number_reply(incoming, index),
             Err(Failure::NotDone(why)) => codec::refusal(incoming, status::MISDIRECTED, &why),
             Err(Failure::Unknown(why)) => codec::refusal(incoming, status::UNAVAILABLE, &why),
         }
@@ -215,7 +314,7 @@ impl Consensus {
             return not_here("this node does not lead");
         }
         match rt::timeout(incoming.budget().min(DEADLINE), self.read_here()).await {
-            Ok(Ok(index)) => codec::index_reply(incoming, index),
+            Ok(Ok(index)) => codec::number_reply(incoming, index),
             Ok(Err(Failure::NotDone(why) | Failure::Unknown(why))) => not_here(&why),
             Err(_) => not_here("no quorum confirmed the leader in time"),
         }

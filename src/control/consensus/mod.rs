@@ -44,6 +44,8 @@ use raft::eraftpb::Message;
 use raft::StateRole;
 
 use super::{Applier, Command, ConsensusWatch, Stopped};
+#[cfg(test)]
+pub use codec::topic_frame as topic_question;
 use codec::ProposalId;
 use configuration::{Change, Configuration};
 use disk::{Disk, Stored};
@@ -92,6 +94,8 @@ pub struct Settings {
     pub snapshot_check: Duration,
     /// Of a snapshot in one frame: at most half of what a frame may be (K39).
     pub piece_bytes: usize,
+    /// Sends snapshots on connections of their own (E54): heartbeats never queue behind one. `None`: on the common ones.
+    pub bulk: Option<Rc<dyn Transport>>,
 }
 
 impl Settings {
@@ -103,6 +107,7 @@ impl Settings {
             trailing_entries: 10_240,
             snapshot_check: Duration::from_secs(120),
             piece_bytes: 4 << 20,
+            bulk: None,
         }
     }
 }
@@ -145,6 +150,8 @@ pub struct Consensus {
     leader_commit: Cell<Option<u64>>,
     heard_from: RefCell<HeardFrom>,
     has_caught_up: Cell<bool>,
+    /// The create gate is shut (K35).
+    holds_creates: Cell<bool>,
     prepare: RefCell<Prepare>,
     waiters: RefCell<BTreeMap<ProposalId, Waiter>>,
     process: u64,
@@ -185,6 +192,7 @@ impl Consensus {
             leader_commit: Cell::new(None),
             heard_from: RefCell::default(),
             has_caught_up: Cell::new(false),
+            holds_creates: Cell::new(false),
             prepare: RefCell::new(Rc::new(Ok)),
             waiters: RefCell::default(),
             process: rt::random_u64(),
@@ -204,6 +212,17 @@ impl Consensus {
     /// `prepare` first.
     pub fn prepare_with(&self, prepare: Prepare) {
         *self.prepare.borrow_mut() = prepare;
+    }
+
+    /// From now on a new topic waits, whoever asks for it, until this node has started (K35).
+    pub fn shut_create_gate(&self) {
+        self.holds_creates.set(true);
+    }
+
+    pub fn open_create_gate(&self) {
+        if self.holds_creates.replace(false) {
+            self.changed.notify_all();
+        }
     }
 
     pub fn status(&self) -> Status {
@@ -361,6 +380,7 @@ impl Consensus {
             operation::SNAPSHOT => Some(self.receiving.take(self, incoming).await),
             operation::PROPOSE => Some(self.take_proposal(incoming).await),
             operation::APPLIED_INDEX => Some(self.take_read(incoming).await),
+            operation::GET_TOPIC => Some(self.take_topic_question(incoming).await),
             other => {
                 Some(codec::refusal(incoming, status::BAD_REQUEST, &format!("operation {other} is none of consensus")))
             }

@@ -38,7 +38,8 @@ async fn send_image(consensus: &Consensus, address: SocketAddr, message: &Messag
         let message = if is_last { message.as_slice() } else { &[] };
         let piece = Piece { offset, image_bytes, message_bytes: message.len() };
         let frame = codec::snapshot_frame(PIECE_BUDGET, &piece, message, &bytes);
-        let reply = consensus.transport.call(address, frame).await.map_err(|error| error.text().to_owned())?;
+        let transport = consensus.settings.bulk.as_ref().unwrap_or(&consensus.transport);
+        let reply = transport.call(address, frame).await.map_err(|error| error.text().to_owned())?;
         if reply.header.status != status::OK {
             return Err(codec::reply_text(&reply));
         }
@@ -63,7 +64,7 @@ impl Receiving {
     pub async fn take(&self, consensus: &Consensus, incoming: &Incoming) -> Outgoing {
         let _alone = self.lock.enter().await;
         match self.take_piece(consensus, incoming).await {
-            Ok(index) => codec::index_reply(incoming, index),
+            Ok(index) => codec::number_reply(incoming, index),
             Err(error) => {
                 self.expected.set(0);
                 if self.refused.replace(Some(error.clone())).as_ref() != Some(&error) {

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::meta::NodeId;
+use narad_shards::rt;
 use narad_shards::rt::sync::Lock;
-use narad_shards::rt::{self, Instant};
 
-use super::membership::gate;
+use super::membership::gate::{self, GateLog};
 use super::{Applier, Command, Consensus, Log, Outcome, Registration, Stopped, View};
 use plan::Planner;
 
@@ -25,8 +25,6 @@ const TICK: Duration = Duration::from_secs(10);
 const WATCH: Duration = Duration::from_millis(250);
 /// Ticks between two prunes.
 const PRUNE_TICKS: u64 = 6;
-/// A type that is held back is said that often.
-const GATE_LOG: Duration = Duration::from_secs(60);
 
 pub struct Controller {
     log: Rc<dyn Log>,
@@ -39,7 +37,7 @@ pub struct Controller {
     term: Cell<Option<u64>>,
     /// One planning pass at a time (K23).
     assignment: Lock,
-    gate_logged: Cell<Option<Instant>>,
+    gate_log: RefCell<GateLog>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -64,7 +62,7 @@ impl Controller {
             planner: RefCell::default(),
             term: Cell::new(None),
             assignment: Lock::default(),
-            gate_logged: Cell::new(None),
+            gate_log: RefCell::default(),
         })
     }
 
@@ -196,13 +194,10 @@ impl Controller {
             return Err("the cluster is only just forming: try again".to_owned());
         }
         if let Some(holder) = gate::held_back_by(&state, &self.consensus.view(), command.type_number()) {
-            let now = rt::now();
-            if self.gate_logged.get().is_none_or(|last| now.saturating_since(last) >= GATE_LOG) {
-                self.gate_logged.set(Some(now));
-                tracing::info!(reason = %holder, "metastore: not using a new raft entry type yet");
-            }
+            self.gate_log.borrow_mut().held_back(command.type_number(), &holder, rt::now());
             return Err(format!("{holder}: upgrade it, or forget it if it is gone for good"));
         }
+        self.gate_log.borrow_mut().used(&state, command.type_number(), command.type_name());
         Ok(match command {
             Command::RegisterMember { registration, .. } => {
                 Command::RegisterMember { registration, stamp_ms: rt::wall_clock_ms() }

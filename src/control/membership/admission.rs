@@ -110,9 +110,10 @@ pub fn admit(join: &Join, state: &State, view: &View, now: Instant) -> (Vec<Step
         }
         return readmit(server, asked, state, view, now);
     }
-    if gate::is_older_release(state, join.newest_command_type) {
+    let least = gate::least_command_type(state);
+    if join.newest_command_type < least {
         let why = format!(
-            "the build of {:?} applies command types up to {}, every member more: upgrade it",
+            "the build of {:?} applies command types up to {}, this cluster needs {least}: upgrade it",
             join.node, join.newest_command_type
         );
         return only(Answer::new(status::CONFLICT, "older_release", why));

@@ -16,6 +16,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use narad_shards::api::NodeStatus;
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::remote::{CallError, Transport};
 use narad_shards::rt::sync::Lock;
@@ -41,6 +42,7 @@ const JOIN_BUDGET: Duration = Duration::from_secs(2);
 const FAILURES_SAID: u32 = 3;
 const FAILING_SAID: Duration = Duration::from_secs(10);
 const FORGET_BUDGET: Duration = Duration::from_secs(5);
+const STATUS_BUDGET: Duration = Duration::from_secs(2);
 /// The same trouble is logged that often at most.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 
@@ -395,6 +397,20 @@ impl Membership {
             Step::AddLearner(server) => self.consensus.add_learner(&server).await,
             Step::Promote(server) => self.consensus.promote(&server).await,
         }
+    }
+
+    /// What another member says of itself, within [`STATUS_BUDGET`].
+    pub async fn ask_status(&self, node: &str) -> Result<NodeStatus, String> {
+        let member = self.applier.state().members().get(node).cloned().ok_or("it is no member")?;
+        let address = member.registration.peer_address.clone();
+        let asked = async {
+            let to = (self.settings.resolve)(&address).await.ok_or(format!("{address} cannot be resolved"))?;
+            let reply = self.transport.call(to, wire::ask_status(STATUS_BUDGET)).await;
+            wire::read_status(&reply.map_err(|error| error.text().to_owned())?)
+        };
+        rt::timeout(STATUS_BUDGET, Box::pin(asked))
+            .await
+            .unwrap_or_else(|_| Err("it did not answer in time".to_owned()))
     }
 
     /// The same wherever this node stands: a node that does not lead hands it to the leader.

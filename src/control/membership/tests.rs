@@ -15,8 +15,10 @@ use narad_shards::wire::{operation, Incoming, Kind, Outgoing};
 use super::admission::{admit, forget, is_address, Step};
 use super::join::{start, Attempt, JoinTargets, Next, Start};
 use super::*;
+use crate::config::{LogFormat, LogLevel};
 use crate::control::tests_support::*;
 use crate::control::*;
+use crate::telemetry::logged;
 
 pub(super) fn asks(node: &str) -> Join {
     Join {
@@ -187,8 +189,46 @@ fn k18_a_type_is_proposed_only_when_every_server_and_member_applies_it() {
     // What every release applies needs no report: without it nobody could report.
     assert_eq!(gate::held_back_by(&silent, &view, newer - 1), None);
 
-    assert!(gate::is_older_release(&all, newer - 1) && !gate::is_older_release(&all, newer));
-    assert!(!gate::is_older_release(&old_learner, newer - 1), "somebody applies no more than it does");
+    assert_eq!(gate::least_command_type(&all), newer);
+    assert_eq!(gate::least_command_type(&old_learner), newer - 1, "somebody applies no more than that");
+}
+
+#[test]
+fn k18_a_joiner_that_lacks_a_type_which_the_metadata_has_applied_is_an_older_release() {
+    // Its peers could all have been rolled back meanwhile: the state file remembers.
+    let mut state = cluster(&["a", "b"]);
+    let applied = |newest| Change::SetNewestCommandType(newest);
+    state.absorb(state.applied_index() + 1, &[applied(Command::NEWEST_TYPE + 1)]);
+    let (view, now) = (led(&["a", "b"], &[]), seconds(100));
+    let (steps, answer) = admit(&asks("c"), &state, &view, now);
+    assert_eq!((steps.len(), answer.status, answer.word.as_str()), (0, 409, "older_release"));
+    assert!(answer.reason.contains("up to 10, this cluster needs 11"), "{}", answer.reason);
+    let newer = Join { newest_command_type: Command::NEWEST_TYPE + 1, ..asks("c") };
+    assert_eq!(admit(&newer, &state, &view, now).1.word, "staged");
+    // A server of the configuration is never refused this way.
+    let known = led(&["a", "b"], &["c"]);
+    assert_ne!(admit(&asks("c"), &state, &known, now).1.word, "older_release");
+}
+
+#[test]
+fn k18_what_holds_a_type_back_is_said_once_a_minute_and_its_first_use_once() {
+    let lines = logged(LogLevel::Info, LogFormat::Text, || {
+        let mut log = gate::GateLog::default();
+        let mut state = cluster(&["a"]);
+        for at in [0, 59, 60, 61] {
+            log.held_back(11, "member a", seconds(at));
+            log.held_back(12, "member b", seconds(at));
+        }
+        log.used(&state, 11, "new_thing");
+        log.used(&state, 11, "new_thing");
+        state.absorb(state.applied_index() + 1, &[Change::SetNewestCommandType(12)]);
+        log.used(&state, 12, "used_by_another_leader");
+        log.used(&state, 10, "old_thing");
+    });
+    let count = |text: &str| lines.iter().filter(|line| line.contains(text)).count();
+    assert_eq!((count("not using a new raft entry type yet"), count("reason=\"member b\"")), (4, 2), "{lines:?}");
+    assert_eq!(count("every member applies raft entry type"), 1, "{lines:?}");
+    assert_eq!(count("type=11 name=new_thing"), 1, "{lines:?}");
 }
 
 #[test]
@@ -479,4 +519,28 @@ fn e39_the_peer_book_holds_what_members_say_and_hellos_add() {
     let ports: Vec<u16> = b.shard_addrs.iter().map(|address| address.port()).collect();
     assert_eq!((b.alive, b.boot_id, ports), (true, 44, vec![8001, 8002]));
     assert_eq!((c.alive, c.boot_id, c.shard_addrs.len()), (false, 0, 0));
+}
+
+#[test]
+fn k21_a_replica_that_lacks_a_topic_destroys_nothing_without_the_leaders_word() {
+    sim::run(7, async {
+        // Its state file came back from the past: everything it has agrees with itself.
+        let node = node("a", cluster(&["a"]), led(&["a"], &[]));
+        let control = Control::over(node.log.clone(), node.applier.clone());
+        let (lost, unsure) = (Incarnation(9), Err(Stopped::refused("no leader")));
+        for (said, asked, gone) in [
+            (Ok(Some(lost)), Some(lost), "NotGone"),
+            (Ok(Some(lost)), None, "NotGone"),
+            (Ok(Some(Incarnation(8))), Some(lost), "Gone"),
+            (Ok(None), Some(lost), "Gone"),
+            (Ok(None), None, "Gone"),
+            (unsure, Some(lost), "Unavailable(\"no leader\")"),
+        ] {
+            *node.log.leader_says.borrow_mut() = Some(said.clone());
+            let question = MetaCommand::ConfirmGone { name: "t".to_owned(), incarnation: asked };
+            let reply = control.handle(question).await;
+            assert_eq!(format!("{reply:?}"), gone, "{said:?} {asked:?}");
+        }
+        assert!(node.log.barriers.get() >= 6, "and only behind a barrier of its own");
+    });
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use redb::{Database, Key, ReadTransaction, ReadableTable, TableDefinition, TableHandle, Value};
 
-use super::{contain, damaged, CopyImage, Fault, State, Store};
+use super::{contain, damaged, CopyImage, Fault, State, Store, NEWER_RELEASE};
 use crate::control::ballast::Ballast;
 
 /// The image that this node has made, to be sent to others.
@@ -40,6 +40,11 @@ pub fn inspect(path: &Path) -> Result<State, String> {
         store.read()
     })
     .map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Whether an image of no use is one that a newer build can use: then it is not this build's to pass over (K16).
+pub fn is_of_newer_release(error: &str) -> bool {
+    error.contains(NEWER_RELEASE)
 }
 
 impl Store {

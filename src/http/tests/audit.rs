@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use narad_shards::api::{MemberStatus, MetaReply};
+use narad_shards::api::{MemberStatus, MetaReply, NodeStatus, Quarantined};
 
 use super::*;
 use crate::config::{LogFormat, LogLevel};
@@ -76,6 +76,7 @@ fn http_api_21_1_members_are_listed_as_this_node_sees_them() {
             voter: alive,
             leader: alive,
             heartbeat_age_seconds: 4,
+            node_status: None,
         };
         let reply = MetaReply::Members(vec![member("a", true), member("b", false)]);
         world.broker().change_replies.borrow_mut().push_back(reply);
@@ -89,8 +90,33 @@ fn http_api_21_1_members_are_listed_as_this_node_sees_them() {
         };
         let expected = format!("{{\"members\":[{},{}]}}\n", shown("a", true, "alive"), shown("b", false, "dead"));
         answer.expect(200, &expected);
+        let copy = Quarantined {
+            topic: "t".to_owned(),
+            directory: "topics/t.stale-00000000000000aa".to_owned(),
+            bytes: 9,
+            modified_at: 1_700_000_000,
+        };
+        let status = NodeStatus {
+            node: "a".to_owned(),
+            produce_in_flight: 1,
+            dispatch_backlog: 2,
+            quarantined_copies: 1,
+            quarantined_bytes: 9,
+            quarantined: vec![copy],
+            ..NodeStatus::default()
+        };
+        let said = [("a", Ok(status)), ("b", Err("it did not answer".to_owned()))];
+        let members = said.map(|(id, said)| MemberStatus { node_status: Some(said), ..member(id, true) });
+        world.broker().change_replies.borrow_mut().push_back(MetaReply::Members(members.into()));
         let detailed = world.ask("GET", "/v1/cluster/members?detail=true", "", b"").await;
-        assert!(detailed.text().contains("\"status_error\":\""), "{}", detailed.text());
+        for part in [
+            "\"node_status\":{\"dispatch_backlog\":2,\"draining\":false,\"moves\":[],\"node\":\"a\",\"produce_in_flight\":1,\
+             \"quarantine\":{\"bytes\":9,\"copies\":1,\"list\":[{\"bytes\":9,\"dir\":\"topics/t.stale-00000000000000aa\",\
+             \"kind\":\"topic_incarnation\",\"mod_time\":1700000000,\"partition\":-1,\"topic\":\"t\"}]}}",
+            "\"status_error\":\"it did not answer\"",
+        ] {
+            assert!(detailed.text().contains(part), "{}", detailed.text());
+        }
         assert_eq!(world.ask("GET", "/v1/cluster/members?detail=2", "", b"").await.status, 400);
     });
 }

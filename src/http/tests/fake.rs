@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::api::{
-    ConsumeError, Delivery, MemberStatus, MetaCommand, MetaReply, NewRecord, PartitionStats, ProduceError, ReadAt,
+    ConsumeError, Delivery, MemberStatus, MetaCommand, MetaReply, NewRecord, PartitionReport, ProduceError, ReadAt,
     Settle, SettleStatus,
 };
 use narad_shards::io::Slice;
@@ -50,8 +50,7 @@ pub(super) struct FakeBroker {
     /// How long a change takes.
     pub change_takes: Cell<Duration>,
     pub change_replies: RefCell<VecDeque<MetaReply>>,
-    /// `None`: nobody answers.
-    pub stats: RefCell<Option<Vec<PartitionStats>>>,
+    pub reports: RefCell<Vec<PartitionReport>>,
     pub shutting_down: Cell<bool>,
     pub readiness: RefCell<Option<Readiness>>,
 }
@@ -171,12 +170,9 @@ impl Broker for FakeBroker {
         self.topics.borrow().values().filter(|meta| &*meta.name > after).take(limit).cloned().collect()
     }
 
-    async fn stats<'a>(&'a self, _topic: &'a TopicMeta) -> Vec<PartitionStats> {
-        let stats = self.stats.borrow().clone();
-        match stats {
-            Some(stats) => stats,
-            None => std::future::pending().await,
-        }
+    async fn describe<'a>(&'a self, _topic: &'a TopicMeta, only: Option<u32>) -> Vec<PartitionReport> {
+        let reports = self.reports.borrow();
+        reports.iter().filter(|report| only.is_none_or(|only| only == report.index)).cloned().collect()
     }
 
     async fn change(&self, command: MetaCommand) -> MetaReply {
@@ -216,7 +212,7 @@ impl Broker for FakeBroker {
                 MetaReply::Altered(topic.clone())
             }
             (None, MetaCommand::ConfirmGone { .. }) => MetaReply::NotGone,
-            (None, MetaCommand::ListMembers) => MetaReply::Members(vec![MemberStatus::default()]),
+            (None, MetaCommand::ListMembers { .. }) => MetaReply::Members(vec![MemberStatus::default()]),
             (None, MetaCommand::ForgetServer { .. }) => MetaReply::Forgotten { voter: true },
         }
     }

@@ -58,7 +58,6 @@ fn connections_end_and_give_everything_back() {
             let mut rng = Rng::new(seed);
             let world = World::new(HttpSettings::default(), NodeLimits::new(0, 2 << 20));
             world.broker().add_topic("t", 3);
-            world.broker().stats.replace(Some(Vec::new()));
             world.broker().produce_takes.set(Duration::from_millis(rng.below(20)));
             let mut clients = Vec::new();
             for offset in 0..4 {

@@ -5,6 +5,7 @@ mod audit;
 mod connection;
 mod consume;
 mod fake;
+mod figures;
 mod hostile;
 mod pipe;
 mod pipeline;

@@ -47,6 +47,8 @@ pub(crate) struct Flight {
     pub serial: u64,
     pub address: Address,
     pub started: Instant,
+    /// When it would have left, had there been room for it at its owner.
+    pub since: Instant,
     pub deadline: Instant,
     pub hung: bool,
     pub probe: bool,
@@ -100,6 +102,12 @@ pub(crate) struct Lane {
     /// The snapshot has this incarnation.
     pub live: bool,
     pub address: Option<Address>,
+    /// The shard of the owner that answered last: of another node it is known only then.
+    pub served: Option<Address>,
+    /// Since when its batch has waited for room at the owner (E41).
+    pub starved_since: Option<Instant>,
+    /// Not asked for room again before some comes back.
+    pub starved: bool,
     pub queue: VecDeque<Entry>,
     pub queued_bytes: usize,
     pub flight: Option<Flight>,
@@ -129,6 +137,9 @@ impl Lane {
             refs: 0,
             live: false,
             address: None,
+            served: None,
+            starved_since: None,
+            starved: false,
             queue: VecDeque::new(),
             queued_bytes: 0,
             flight: None,
@@ -160,6 +171,26 @@ impl Lane {
 
     pub fn life(&self) -> TopicLife {
         TopicLife { topic: self.topic.clone(), incarnation: self.destination().map(|d| d.incarnation) }
+    }
+
+    /// Whose latency this lane's is.
+    pub fn measured_at(&self) -> Option<Address> {
+        self.served.or(self.address)
+    }
+
+    /// Encoded bytes of what would leave next.
+    pub fn next_batch_bytes(&self) -> usize {
+        if let Some(failing) = &self.failing {
+            return failing.probe.as_ref().map_or(0, |entry| entry.bytes);
+        }
+        let mut bytes = 0;
+        for entry in &self.queue {
+            if bytes > 0 && bytes + entry.bytes > COMMIT_BYTES_MAX {
+                break;
+            }
+            bytes += entry.bytes;
+        }
+        bytes
     }
 
     pub fn hung(&self) -> bool {

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub use action::{Action, CommitId, Report, TopicLife};
 
 use super::{DispatchMetrics, ReadLimit};
-use crate::meta::{Address, NodeId, Snapshot};
+use crate::meta::{Address, Destination, NodeId, Snapshot};
 use crate::peer::Record;
 use crate::rt::Instant;
 use gone::Verdicts;
@@ -80,6 +80,9 @@ fn remote_nodes(snapshot: &Snapshot) -> BTreeSet<NodeId> {
     addresses.map(|address| address.node).filter(|node| *node != NodeId::LOCAL && *node != NodeId::NONE).collect()
 }
 
+/// Takes room for a commit of so many bytes at its owner; false when there is none now (E41).
+pub type Room<'a> = dyn FnMut(Address, Destination, usize) -> bool + 'a;
+
 /// What a deployment may choose.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -116,6 +119,8 @@ pub struct Core {
     /// Lanes whose batch waits for a slot only, oldest first. Entries may be stale: the lane's `ready` decides.
     due: VecDeque<LaneId>,
     probes_due: VecDeque<LaneId>,
+    /// Lanes whose batch waits for room at its owner, the longest first. Entries may be stale.
+    starving: VecDeque<LaneId>,
     lingering: BTreeSet<(Instant, LaneId)>,
     timers: BTreeSet<(Instant, LaneId)>,
 
@@ -171,6 +176,7 @@ impl Core {
             verdicts: Verdicts::default(),
             due: VecDeque::new(),
             probes_due: VecDeque::new(),
+            starving: VecDeque::new(),
             lingering: BTreeSet::new(),
             timers: BTreeSet::new(),
             held_records: 0,
@@ -293,13 +299,13 @@ impl Core {
     // Outputs.
 
     /// Decides what to send, read and store next.
-    pub fn pump(&mut self) {
+    pub fn pump(&mut self, room: &mut Room<'_>) {
         while let Some(id) = self.doomed.pop() {
             self.drop_lane(id);
         }
         if !self.stopping {
             self.release_lingering();
-            self.send_due();
+            self.send_due(room);
             if std::mem::take(&mut self.pressed) {
                 self.relieved |= self.let_go();
             }
@@ -435,6 +441,9 @@ impl Core {
         let died = lane.live && !live;
         lane.live = live;
         lane.address = address;
+        if moved {
+            (lane.served, lane.starved_since, lane.starved) = (None, None, false);
+        }
         if let Some(failing) = lane.failing.as_mut().filter(|_| moved) {
             failing.retry_at = self.now; // another owner deserves a try of its own at once
         }
@@ -523,29 +532,6 @@ impl Core {
                 self.timers.insert((at, id));
             }
         }
-    }
-
-    fn readiness(&self, id: LaneId) -> Ready {
-        let lane = &self.lanes[id];
-        let Some(address) = lane.address.filter(|_| lane.live && lane.flight.is_none()) else { return Ready::No };
-        if let Some(failing) = &lane.failing {
-            return if failing.probe.is_some() && failing.retry_at <= self.now { Ready::Probe } else { Ready::No };
-        }
-        let Some(oldest) = lane.queue.front() else { return Ready::No };
-        let at_once = lane.has_full_batch() || lane.ready == Ready::Due || self.idle_at(oldest.queued_at);
-        let Some(&latency) = self.latency.get(&address).filter(|_| !at_once) else { return Ready::Due };
-        match oldest.queued_at + Duration::from_nanos(latency.saturating_mul(2)).min(LINGER_MAX) {
-            until if until <= self.now => Ready::Due,
-            until => Ready::Linger(until),
-        }
-    }
-
-    /// Whether a record queued then has the dispatcher for itself: nothing in flight, also not when it came, and nothing
-    /// that waits. Such a record is committed at once. That others have landed since does not end the wait of one that
-    /// came while they were in flight: under a steady load there is always a moment with nothing in flight, and each
-    /// would send a handful of records on their way, at the cost of a flush on the drive that the next 202 waits for.
-    fn idle_at(&self, queued_at: Instant) -> bool {
-        self.commits_active == 0 && self.lingering.is_empty() && queued_at > self.answered_at
     }
 
     fn timer_of(&self, id: LaneId) -> Option<Instant> {

@@ -7,8 +7,13 @@ use std::time::Duration;
 use super::action::{Action, CommitId, Report};
 use super::lane::{Failing, Flight, LaneId, Ready};
 use super::marks::Mark;
-use super::{Core, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, PROBES_MAX, PROBE_BUDGET, REROUTE_AFTER, RETRY_AFTER};
+use super::{
+    Core, Room, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, LINGER_MAX, PROBES_MAX, PROBE_BUDGET, REROUTE_AFTER,
+    RETRY_AFTER,
+};
+use crate::meta::{Address, NodeId};
 use crate::peer::{copy_out, CommitBatch, CommitError, Committed};
+use crate::rt::Instant;
 
 impl Core {
     // Sending.
@@ -33,29 +38,77 @@ impl Core {
         }
     }
 
+    /// There may be room again where there was none: those that have waited longest ask first.
+    pub fn room_freed(&mut self) {
+        for id in std::mem::take(&mut self.starving).into_iter().rev() {
+            let Some(lane) = self.lanes.get_mut(id).filter(|lane| lane.starved) else { continue };
+            lane.starved = false;
+            if lane.failing.is_some() {
+                lane.ready = Ready::Probe;
+                self.probes_due.push_front(id);
+            } else {
+                lane.ready = Ready::Due;
+                self.due.push_front(id);
+            }
+            self.refresh(id);
+        }
+    }
+
+    /// Where a lane stands in the order of what leaves next.
+    pub(super) fn readiness(&self, id: LaneId) -> Ready {
+        let lane = &self.lanes[id];
+        let may_leave = lane.live && lane.flight.is_none() && !lane.starved;
+        let Some(address) = lane.measured_at().filter(|_| may_leave && lane.address.is_some()) else {
+            return Ready::No;
+        };
+        if let Some(failing) = &lane.failing {
+            return if failing.probe.is_some() && failing.retry_at <= self.now { Ready::Probe } else { Ready::No };
+        }
+        let Some(oldest) = lane.queue.front() else { return Ready::No };
+        let at_once = lane.has_full_batch() || lane.ready == Ready::Due || self.idle_at(oldest.queued_at);
+        let Some(&latency) = self.latency.get(&address).filter(|_| !at_once) else { return Ready::Due };
+        match oldest.queued_at + Duration::from_nanos(latency.saturating_mul(2)).min(LINGER_MAX) {
+            until if until <= self.now => Ready::Due,
+            until => Ready::Linger(until),
+        }
+    }
+
+    /// Whether a record queued then has the dispatcher for itself: nothing in flight, also not when it came, and nothing
+    /// that waits. Such a record is committed at once. That others have landed since does not end the wait of one that
+    /// came while they were in flight: under a steady load there is always a moment with nothing in flight, and each
+    /// would send a handful of records on their way, at the cost of a flush on the drive that the next 202 waits for.
+    fn idle_at(&self, queued_at: Instant) -> bool {
+        self.commits_active == 0 && self.lingering.is_empty() && queued_at > self.answered_at
+    }
+
     /// Fills the free slots, probes first: they are few, and a failing destination must not wait for ever.
-    pub(super) fn send_due(&mut self) {
+    pub(super) fn send_due(&mut self, room: &mut Room<'_>) {
+        // Where one found no room nobody else gets any before it, or a large batch would wait for ever.
+        let mut full = BTreeSet::new();
         while self.commits_active < COMMITS_MAX && self.probes_active < PROBES_MAX {
             let Some(id) = self.probes_due.pop_front() else { break };
             if self.lanes.get(id).is_some_and(|lane| lane.ready == Ready::Probe) {
-                self.send(id);
+                self.send(id, room, &mut full);
             }
         }
         while self.commits_active < COMMITS_MAX {
             let Some(id) = self.due.pop_front() else { break };
             if self.lanes.get(id).is_some_and(|lane| lane.ready == Ready::Due) {
-                self.send(id);
+                self.send(id, room, &mut full);
             }
         }
     }
 
     /// Sends what a lane has, up to the commit budget in bytes.
-    fn send(&mut self, id: LaneId) {
+    fn send(&mut self, id: LaneId, room: &mut Room<'_>, full: &mut BTreeSet<Address>) {
         if self.owner_dead(id) && self.sibling(id).is_some() {
             self.return_queue(id);
             self.return_probe(id);
             self.want(id);
             return self.refresh(id);
+        }
+        if !self.finds_room(id, room, full) {
+            return self.starve(id);
         }
         let probe = self.lanes[id].failing.is_some();
         if probe {
@@ -109,14 +162,44 @@ impl Core {
         self.serial += 1;
         let serial = self.serial;
         let (started, deadline) = (self.now, self.now + budget);
+        let since = lane.starved_since.take().unwrap_or(started);
         crate::metrics::record(&mut self.metrics.batch_records, seqs.len() as u64);
         self.metrics.commits += 1;
         self.commits_active += 1;
         self.probes_active += usize::from(probe);
-        lane.flight = Some(Flight { serial, address, started, deadline, hung: false, probe, bytes, seqs, first });
+        lane.flight =
+            Some(Flight { serial, address, started, since, deadline, hung: false, probe, bytes, seqs, first });
         self.actions.push_back(Action::Commit { id: CommitId { lane: id, serial }, to: address, batch });
         self.refresh(id);
         self.drained_below_half(id);
+    }
+
+    /// Whether the owner takes the next batch now. Shards of this node always do: their memory is this process's.
+    fn finds_room(&self, id: LaneId, room: &mut Room<'_>, full: &mut BTreeSet<Address>) -> bool {
+        let lane = &self.lanes[id];
+        let (Some(address), Some(destination), Some(at)) = (lane.address, lane.destination(), lane.measured_at())
+        else {
+            return true;
+        };
+        if address.node == NodeId::LOCAL {
+            return true;
+        }
+        let found = !full.contains(&at) && room(address, destination, lane.next_batch_bytes());
+        if !found {
+            full.insert(at);
+        }
+        found
+    }
+
+    /// Its records stay queued: they have no slot, no budget that runs out, and do not hang (E41).
+    fn starve(&mut self, id: LaneId) {
+        let now = self.now;
+        let lane = &mut self.lanes[id];
+        lane.starved = true;
+        lane.starved_since.get_or_insert(now);
+        self.starving.push_back(id);
+        self.metrics.commits_starved += 1;
+        self.refresh(id);
     }
 
     /// A queue that has drained takes back what it had no room for.
@@ -143,12 +226,16 @@ impl Core {
     // Answers.
 
     /// A commit's answer has come: the loan of its buffers is over.
-    pub fn landed(&mut self, id: CommitId, result: Result<Committed, CommitError>) {
+    /// `served`: the shard that answered, as far as it is known.
+    pub fn landed(&mut self, id: CommitId, served: Address, result: Result<Committed, CommitError>) {
         self.answered_at = self.now;
         let Some(lane) = self.lanes.get_mut(id.lane) else { return };
+        if result.is_ok() && lane.address.is_some_and(|address| address.node == served.node) {
+            lane.served = Some(served);
+        }
         if lane.flight.as_ref().is_some_and(|flight| flight.serial == id.serial) {
             if let Some(flight) = lane.flight.take() {
-                self.settle(id.lane, flight, result);
+                self.settle(id.lane, flight, served, result);
             }
         } else if let Some(at) = lane.late.iter().position(|flight| flight.serial == id.serial) {
             let flight = lane.late.swap_remove(at);
@@ -158,7 +245,7 @@ impl Core {
         self.drop_if_done(id.lane);
     }
 
-    fn settle(&mut self, id: LaneId, flight: Flight, result: Result<Committed, CommitError>) {
+    fn settle(&mut self, id: LaneId, flight: Flight, served: Address, result: Result<Committed, CommitError>) {
         if flight.hung {
             self.lent_bytes -= flight.bytes;
             self.epoch += 1; // it may serve as a sibling again
@@ -166,7 +253,7 @@ impl Core {
             self.leave_flight(&flight);
         }
         match complete(result, flight.seqs.len()) {
-            Ok(()) => self.succeed(id, flight),
+            Ok(()) => self.succeed(id, flight, served),
             Err(CommitError::IncarnationMismatch { .. }) if !self.lanes[id].live => {
                 self.fail(id, flight, "the owner has another incarnation of the topic".into());
             }
@@ -183,10 +270,10 @@ impl Core {
         self.held_bytes -= flight.bytes;
     }
 
-    fn succeed(&mut self, id: LaneId, flight: Flight) {
+    fn succeed(&mut self, id: LaneId, flight: Flight, served: Address) {
         let took = self.now - flight.started;
         let sample = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        let average = self.latency.entry(flight.address).or_insert(sample);
+        let average = self.latency.entry(served).or_insert(sample);
         *average = *average - *average / 8 + sample / 8;
         crate::metrics::record(&mut self.metrics.commit_latency_us, sample / 1000);
         self.metrics.records_committed += flight.seqs.len() as u64;
@@ -236,7 +323,7 @@ impl Core {
         }
         let newly = self.lanes[id].failing.is_none();
         let retry_at = self.now + RETRY_AFTER;
-        let fresh = Failing { since: flight.started, retry_at, probe: None, announced: false };
+        let fresh = Failing { since: flight.since, retry_at, probe: None, announced: false };
         self.lanes[id].failing.get_or_insert(fresh).retry_at = retry_at;
         self.lanes[id].last_error = Some(error.as_str().into());
         let Flight { seqs, first, address, .. } = flight;

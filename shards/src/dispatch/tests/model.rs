@@ -20,6 +20,7 @@ const HELD_BYTES_MAX: usize = 1 << 20;
 
 struct Open {
     id: CommitId,
+    to: Address,
     destination: Destination,
     topic: String,
     seqs: Vec<u64>,
@@ -53,6 +54,8 @@ struct World {
     done: BTreeSet<u64>,
     checkpoint: u64,
     failed_once: BTreeSet<Destination>,
+    /// Other nodes that have no room for commits (E41).
+    full: BTreeSet<u64>,
 }
 
 impl World {
@@ -80,6 +83,7 @@ impl World {
             done: BTreeSet::new(),
             checkpoint: 1,
             failed_once: BTreeSet::new(),
+            full: BTreeSet::new(),
         }
     }
 
@@ -94,6 +98,7 @@ impl World {
             91..=92 if self.rng.chance(1, 4) => self.change_topics(),
             93..=94 if !self.calm => self.change_membership(),
             95..=96 if !self.calm => self.core.staging_low(),
+            97 if self.rng.chance(1, 2) => self.change_room(),
             _ => {}
         }
         self.settle();
@@ -149,7 +154,7 @@ impl World {
             Ok(_) => self.done.extend(&open.seqs),
             Err(_) => drop(self.failed_once.insert(open.destination)),
         }
-        self.core.landed(open.id, result);
+        self.core.landed(open.id, open.to, result);
     }
 
     fn store(&mut self, open: &Open) {
@@ -240,14 +245,22 @@ impl World {
         self.core.liveness(NodeId(node), !self.dead_nodes.contains(&node));
     }
 
+    fn change_room(&mut self) {
+        let node = NODES[self.rng.range(1, NODES.len() as u64) as usize];
+        if !self.full.insert(node) {
+            self.full.remove(&node);
+            self.core.room_freed();
+        }
+    }
+
     fn settle(&mut self) {
-        self.core.pump();
+        self.core.pump(&mut |to, _, bytes| bytes > 0 && !self.full.contains(&to.node.0));
         let mut turns = 0;
         while let Some(action) = self.core.next_action() {
             turns += 1;
             assert!(turns < 50_000, "the core never comes to rest");
             self.act(action);
-            self.core.pump();
+            self.core.pump(&mut |to, _, bytes| bytes > 0 && !self.full.contains(&to.node.0));
         }
         let metrics = self.core.metrics();
         let bound = 2 * HELD_BYTES_MAX + COMMITS_MAX * (100_000 + HELD_BYTES_MAX / 4);
@@ -328,6 +341,7 @@ impl World {
         let seqs: Vec<u64> = batch.records.iter().map(seq_of).collect();
         assert_eq!(Some(to), self.known_address(destination), "sent to whom the snapshot names");
         assert!(!seqs.is_empty());
+        assert!(!self.full.contains(&to.node.0), "E41: sent without room");
         let bytes: usize = batch.records.iter().map(|record| record.body.len()).sum();
         assert!(seqs.len() == 1 || bytes <= COMMIT_BYTES_MAX);
 
@@ -352,7 +366,7 @@ impl World {
             }
         }
         let topic = batch.topic.to_string();
-        self.open.push(Open { id, destination, topic, seqs, sent: self.now, budget: batch.budget });
+        self.open.push(Open { id, to, destination, topic, seqs, sent: self.now, budget: batch.budget });
     }
 
     fn known_partitions(&self, destination: Destination) -> u32 {
@@ -368,6 +382,8 @@ impl World {
     /// Nothing fails any more, and time passes until all is done.
     fn heal(&mut self) {
         self.calm = true;
+        self.full.clear();
+        self.core.room_freed();
         for node in std::mem::take(&mut self.dead_nodes) {
             self.core.liveness(NodeId(node), true);
         }
@@ -423,7 +439,7 @@ fn run(seed: u64, calm: bool, steps: u32) -> World {
 
 #[test]
 fn every_record_is_committed_or_confirmed_as_discarded() {
-    let (mut rerouted, mut discarded, mut refused, mut hung, mut late) = (0, 0, 0, 0, 0);
+    let (mut rerouted, mut discarded, mut refused, mut hung, mut late, mut starved) = (0, 0, 0, 0, 0, 0);
     for seed in 0..60 {
         let world = run(seed, false, 1500);
         let metrics = world.core.metrics();
@@ -431,12 +447,19 @@ fn every_record_is_committed_or_confirmed_as_discarded() {
         discarded += metrics.records_discarded;
         refused += metrics.commits_refused;
         hung += metrics.commits_hung;
-        late += u64::from(world.stored.values().flatten().count() > world.wal.records.len());
+        starved += metrics.commits_starved;
+        let all: Vec<&u64> = world.stored.values().flatten().collect();
+        late += (all.len() - all.iter().collect::<BTreeSet<_>>().len()) as u64;
     }
     // A world in which none of this happens tests nothing.
-    for (what, count) in
-        [("rerouted", rerouted), ("discarded", discarded), ("refused", refused), ("hung", hung), ("twice", late)]
-    {
+    for (what, count) in [
+        ("rerouted", rerouted),
+        ("discarded", discarded),
+        ("refused", refused),
+        ("hung", hung),
+        ("twice", late),
+        ("without room", starved),
+    ] {
         assert!(count > 20, "{what}: {count}");
     }
 }

@@ -8,6 +8,8 @@
 //!                                              `#ID/PARTITION` names one of a topic that is no longer live
 //! gone|not-gone NAME ID                        the control thread's answer (ID `-`: by name)
 //! dead|alive NODE                              membership
+//! full|room NODE/SHARD                         the owner has no room for commits | has some again (E41)
+//! served NAME/PARTITION NODE/SHARD             who answers for it from here on
 //! tick TIME                                    time passes, timer by timer
 //! disk | memory                                where new records are read from here on
 //! read-error | hole                            the next read fails | leaves out its first record
@@ -17,6 +19,7 @@
 //! Outcomes: `commit DEST [SEQS] to ADDRESS (BUDGET)`, `checkpoint N`, `ask NAME ID`, `rescan FROM`, `disk FROM`,
 //! and what is logged.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{seq_of, wal_record, MockWal, Topics};
@@ -31,7 +34,11 @@ pub struct Script {
     wal: MockWal,
     topics: Topics,
     version: u64,
-    open: Vec<(Destination, CommitId, u64)>,
+    open: Vec<(Destination, CommitId, u64, Address)>,
+    /// Owners that have no room for commits.
+    full: BTreeSet<Address>,
+    /// Where partitions are served, where that is not where they were sent.
+    served: BTreeMap<Destination, Address>,
     from_memory: bool,
     fail_read: bool,
     leave_hole: bool,
@@ -57,6 +64,8 @@ impl Script {
             topics,
             version: 0,
             open: Vec::new(),
+            full: BTreeSet::new(),
+            served: BTreeMap::new(),
             from_memory: true,
             fail_read: false,
             leave_hole: false,
@@ -102,6 +111,15 @@ impl Script {
             }
             ["dead", node] => self.core.liveness(NodeId(number(node)), false),
             ["alive", node] => self.core.liveness(NodeId(number(node)), true),
+            ["full", owner] => drop(self.full.insert(address(owner))),
+            ["room", owner] => {
+                self.full.remove(&address(owner));
+                self.core.room_freed();
+            }
+            ["served", partition, owner] => {
+                let destination = self.destination(partition);
+                self.served.insert(destination, address(owner));
+            }
             ["tick", time] => self.tick(time),
             ["disk"] => self.from_memory = false,
             ["memory"] => self.from_memory = true,
@@ -127,7 +145,7 @@ impl Script {
 
     /// The open commits will be answered as one record shorter than they are.
     pub fn miscount(&mut self) {
-        self.open.iter_mut().for_each(|(_, _, count)| *count -= 1);
+        self.open.iter_mut().for_each(|(_, _, count, _)| *count -= 1);
     }
 
     fn install(&mut self) {
@@ -154,14 +172,15 @@ impl Script {
         let mut answered = self.open.iter().enumerate().filter(|(_, (open, ..))| *open == to);
         let found = if late { answered.next() } else { answered.next_back() };
         let at = found.unwrap_or_else(|| panic!("no commit to {partition} is open")).0;
-        let (_, id, count) = self.open.remove(at);
+        let (_, id, count, to_owner) = self.open.remove(at);
+        let served = self.served.get(&to).copied().unwrap_or(to_owner);
         let result = match verb {
             "ok" => Ok(Committed { base_offset: 0, count }),
             "fail" => Err(CommitError::Failed("no space".into())),
             "unreachable" => Err(CommitError::Unreachable("connection lost".into())),
             _ => Err(CommitError::IncarnationMismatch { accepted_under: Incarnation(1), live: Incarnation(2) }),
         };
-        self.core.landed(id, result);
+        self.core.landed(id, served, result);
     }
 
     fn tick(&mut self, time: &str) {
@@ -195,13 +214,13 @@ impl Script {
 
     /// Pumps until nothing happens any more.
     fn settle(&mut self) {
-        self.core.pump();
+        self.core.pump(&mut |to, _, _| !self.full.contains(&to));
         let mut turns = 0;
         while let Some(action) = self.core.next_action() {
             turns += 1;
             assert!(turns < 100_000, "the core never comes to rest");
             self.act(action);
-            self.core.pump();
+            self.core.pump(&mut |to, _, _| !self.full.contains(&to));
         }
     }
 
@@ -235,7 +254,7 @@ impl Script {
                 let by_name = if batch.accepted_under.is_none() { " by name" } else { "" };
                 let (node, shard, budget) = (to.node.0, to.shard, batch.budget.as_secs());
                 self.say(format!("commit {partition} {} to {node}/{shard} ({budget}s){by_name}", ranges(&seqs)));
-                self.open.push((batch.destination, id, seqs.len() as u64));
+                self.open.push((batch.destination, id, seqs.len() as u64, to));
             }
             Action::StoreCheckpoint(seq) => self.say(format!("checkpoint {seq}")),
             Action::AskGone(life) => self.say(format!("ask {}", show(&life))),

@@ -58,6 +58,15 @@ fn e43_a_wrong_shard_forwards_once_and_its_reply_names_the_right_one() {
             }
             forwarded.push(world.ring_calls.get() - before);
         }
+        // The shard that serves is known now, and latency is that of the shard (E44): partition * 7 + 2, mod 3.
+        let served = |partition| {
+            let destination = Destination { incarnation: LIFE, partition };
+            nodes[0].carriers[0].served_by(to, destination)
+        };
+        for partition in 0..9 {
+            let shard = ((partition * 7 + 2) % 3) as u16;
+            assert_eq!(served(partition), Address { node: NodeId(2), shard });
+        }
         assert!(forwarded[0] > 0, "no guess was wrong: {forwarded:?}");
         assert_eq!(forwarded[1], 0, "learnt");
     });

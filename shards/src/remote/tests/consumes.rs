@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::world::{beside, run, text, LIFE, MS, ONE, SECOND, TOPIC};
-use crate::api::{ConsumeError, ReadAt, SettleMode, SettleStatus};
+use crate::api::{ConsumeError, ReadAt, Settle, SettleMode, SettleStatus};
 use crate::meta::{Address, NodeId};
-use crate::peer::{Reply, Request};
+use crate::peer::{Carrier, Reply, Request};
 use crate::rt;
 
 #[test]
@@ -218,5 +218,84 @@ fn replay_and_statistics_come_from_the_owner() {
         let Ok(Reply::Stats(stats)) = stats.await else { panic!("statistics") };
         let seen: Vec<(u32, u64)> = stats.iter().map(|one| (one.index, one.high_watermark)).collect();
         assert_eq!(seen, [(0, 1), (1, 1), (2, 1), (3, 1)]);
+    });
+}
+
+#[test]
+fn c86_acks_beyond_128_queue_and_leave_as_batches_each_answered_as_if_it_were_alone() {
+    run(21, 2, 1, &[2], |world, nodes| async move {
+        for _ in 0..4 {
+            world.produce(&nodes[0], 0, 0, "x").await;
+        }
+        let mut real = Vec::new();
+        for _ in 0..4 {
+            let delivery = world.consume(&nodes[0], 0, None, SECOND).await.expect("four were accepted");
+            real.push(Settle { partition: 0, offset: delivery.offset, nonce: delivery.nonce, mode: SettleMode::Ack });
+        }
+        world.network.set_delay(5 * MS, 5 * MS);
+        let carrier = nodes[0].carriers[0].clone();
+        let asked = |settle: Settle| {
+            let (carrier, (sender, status)) = (carrier.clone(), rt::sync::oneshot());
+            world.sim.spawn_on(1, async move {
+                let request = Request::Settle { incarnation: LIFE, settles: vec![settle] };
+                let reply = carrier.call(Address::remote(NodeId(2)), request).await;
+                let Ok(Reply::Settled(statuses)) = reply else { panic!("{reply:?}") };
+                let _ = sender.send(statuses[0]);
+            });
+            status
+        };
+        let calls = || {
+            let metrics = carrier.metrics();
+            let acks = metrics.iter().find(|calls| calls.operation == "ack_batch");
+            acks.map_or(0, |calls| calls.outcomes.iter().sum::<u64>())
+        };
+        let wrong = |nonce| Settle { nonce, ..real[0] };
+        // Real ones among those that leave alone, and among those that leave together.
+        let all: Vec<(Settle, SettleStatus)> = (0..400)
+            .map(|at| match at {
+                7 => (real[0], SettleStatus::Done),
+                200 => (real[1], SettleStatus::Done),
+                399 => (real[2], SettleStatus::Done),
+                other => (wrong(other), SettleStatus::LeaseGone),
+            })
+            .collect();
+        let waiting: Vec<_> = all.iter().map(|(settle, expected)| (asked(*settle), *expected)).collect();
+        for (at, (status, expected)) in waiting.into_iter().enumerate() {
+            assert_eq!(status.await.expect("answered"), expected, "the ack at {at}");
+        }
+        assert_eq!(calls(), 128 + 5, "272 in batches of 64");
+
+        // One whose client goes while it queues is not sent: its lease is still there.
+        let busy: Vec<_> = (0..128).map(|at| asked(wrong(at))).collect();
+        rt::sleep(MS).await;
+        let (carrier, gone) = (carrier.clone(), real[3]);
+        let given_up = world.on(&nodes[0], async move {
+            let request = Request::Settle { incarnation: LIFE, settles: vec![gone] };
+            rt::timeout(2 * MS, carrier.call(Address::remote(NodeId(2)), request)).await.is_err()
+        });
+        assert!(given_up.await);
+        for status in busy {
+            assert_eq!(status.await, Some(SettleStatus::LeaseGone));
+        }
+        rt::sleep(50 * MS).await;
+        assert_eq!(calls(), 128 + 5 + 128);
+        assert_eq!(asked(gone).await, Some(SettleStatus::Done));
+    });
+}
+
+#[test]
+fn c85_what_a_long_poll_got_from_another_node_is_acked_there() {
+    run(22, 3, 2, &[2, 3], |world, nodes| async move {
+        let consumer = nodes[0].consumer(1);
+        let (sender, parked) = rt::sync::oneshot();
+        world.sim.spawn_on(1, async move {
+            let _ = sender.send(consumer.consume(TOPIC, Some(1), ONE, 30 * SECOND).await);
+        });
+        rt::sleep(300 * MS).await;
+        world.produce(&nodes[1], 0, 1, "late").await;
+        let got = parked.await.expect("the node lives").expect("served");
+        assert_eq!(text(&got[0]), "late");
+        assert_eq!(world.settle(&nodes[0], 0, &got[0], SettleMode::Ack).await, SettleStatus::Done);
+        assert_eq!(world.settle(&nodes[2], 0, &got[0], SettleMode::Ack).await, SettleStatus::LeaseGone);
     });
 }

@@ -2,4 +2,5 @@
 
 mod commits;
 mod consumes;
+mod describes;
 mod world;

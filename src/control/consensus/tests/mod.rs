@@ -288,7 +288,7 @@ fn a_hand_over_is_quick_and_loses_nothing() {
 }
 
 #[test]
-fn k32_a_newcomer_learns_by_snapshot_then_votes_and_a_lone_node_grows_to_three() {
+fn k32_e54_a_newcomer_learns_by_snapshot_then_votes_and_a_lone_node_grows_to_three() {
     for seed in 0..20 {
         run(seed, 1, |mut world| async move {
             world.snapshot_entries = 10;
@@ -311,6 +311,7 @@ fn k32_a_newcomer_learns_by_snapshot_then_votes_and_a_lone_node_grows_to_three()
             }
             assert_eq!(first.consensus.status().configuration.voters(), 3);
             assert!(first.consensus.remove(first.consensus.status().raft_id).await.is_err());
+            assert!(world.network.pieces.get() >= 2 * 3, "the snapshots came over connections of their own");
             // The founder may go now.
             world.settle().await;
             world.crash(1);

@@ -17,7 +17,7 @@ use crate::control::consensus::disk::{Changes, Disk, Position};
 use crate::control::consensus::files::{open, Files, Opened};
 use crate::control::consensus::restart::*;
 use crate::control::consensus::{Consensus, Settings};
-use crate::control::{apply, Applier, Batch, Install, Metastore, State, Storage, Store};
+use crate::control::{apply, Applier, Batch, Change, Command, Install, Metastore, State, Storage, Store};
 
 fn state(applied_index: u64) -> Option<FoundState> {
     Some(FoundState { applied_index, is_replicated: true, is_empty: false })
@@ -172,7 +172,7 @@ impl Drop for Directory {
 
 fn put(store: &mut Store, state: &mut State, index: u64) {
     let applied = apply(state, &create(&format!("t{index}"), index));
-    store.commit(&Batch { applied_index: index, newest_command_type: 1, changes: applied.changes.clone() }).unwrap();
+    store.commit(&Batch { applied_index: index, changes: applied.changes.clone() }).unwrap();
     state.absorb(index, &applied.changes);
 }
 
@@ -353,5 +353,48 @@ fn e37_k15_an_image_is_a_whole_state_and_takes_the_place_of_another() {
         // And while it runs.
         std::fs::copy(from.0.join("snapshot.redb"), to.0.join("received.redb")).unwrap();
         assert_eq!(follower.store.install_image().unwrap(), imaged);
+    });
+}
+
+#[test]
+fn restart_row_8_metadata_of_a_newer_release_is_refused_wherever_it_lies_and_left_untouched() {
+    sim::run(3, async {
+        let newer = |store: &mut Store, index| {
+            let changes = vec![Change::SetNewestCommandType(Command::NEWEST_TYPE + 1)];
+            store.commit(&Batch { applied_index: index, changes }).unwrap();
+        };
+        // The state itself, and a snapshot that was received and is not in its place yet.
+        for in_image in [false, true] {
+            let (directory, leader) = (Directory::new("newer"), Directory::new("newer-leader"));
+            let mut opened = directory.open(&Mode::Join).unwrap();
+            if in_image {
+                let mut sender = leader.open(&lone()).unwrap();
+                newer(&mut sender.store, 39);
+                sender.store.begin_image().unwrap()().unwrap();
+                std::fs::copy(leader.0.join("snapshot.redb"), directory.0.join("received.redb")).unwrap();
+                let start = Some(Position { index: 39, term: 2 });
+                write(&opened.files, Changes { clear: true, start, ..Changes::default() }).await;
+            } else {
+                newer(&mut opened.store, 2);
+            }
+            drop(opened);
+            let contents = || {
+                let entries = std::fs::read_dir(&directory.0).unwrap().map(|entry| entry.unwrap());
+                let read = entries.map(|entry| (entry.file_name(), std::fs::read(entry.path()).unwrap()));
+                let read = read.filter(|(name, _)| name.to_string_lossy().ends_with(".redb")); // not the ballast
+                                                                                               // redb writes as it opens what it may open.
+                let looked = read.map(|(name, bytes)| {
+                    let is_refused = name == "state.redb" && !in_image;
+                    (name, is_refused.then_some(bytes))
+                });
+                looked.collect::<std::collections::BTreeMap<_, _>>()
+            };
+            let before = contents();
+            for mode in [Mode::Join, bootstrap(), lone()] {
+                let why = directory.open(&mode).err().expect("refused");
+                assert!(why.contains("newer Narad release") && why.contains("command type 11"), "{mode:?}: {why}");
+                assert!(contents() == before, "{mode:?}, in an image: {in_image}");
+            }
+        }
     });
 }

@@ -14,7 +14,7 @@ use narad_shards::peer::LocalBoxFuture;
 use narad_shards::remote::{CallError, ConnectionId, Hello, Transport};
 use narad_shards::rt::sim::{Rng, Sim};
 use narad_shards::rt::{self, Queue};
-use narad_shards::wire::{Incoming, Kind, Outgoing};
+use narad_shards::wire::{operation, Incoming, Kind, Outgoing};
 
 use crate::control::consensus::configuration::{bootstrap_id, Configuration, Server};
 use crate::control::consensus::disk::{Changes, Disk, Position, Stored};
@@ -175,6 +175,8 @@ pub struct Network {
     nodes: RefCell<BTreeMap<u32, Node>>,
     cut: RefCell<Vec<(u32, u32)>>,
     pub loss_percent: Cell<u64>,
+    /// Of snapshots, sent so far.
+    pub pieces: Cell<u64>,
     pub delay_ms_max: Cell<u64>,
 }
 
@@ -219,12 +221,17 @@ impl Network {
 /// The network as one node sees it.
 struct Link {
     from: u32,
+    /// For snapshots alone.
+    bulk: bool,
     network: Rc<Network>,
 }
 
 impl Transport for Link {
     fn call(&self, to: SocketAddr, request: Outgoing) -> LocalBoxFuture<'static, Result<Incoming, CallError>> {
         let (network, from, to) = (self.network.clone(), self.from, tag_of(to));
+        let is_snapshot = request.operation == operation::SNAPSHOT;
+        assert_eq!(is_snapshot, self.bulk, "E54: snapshots have connections of their own, and nothing else has them");
+        network.pieces.set(network.pieces.get() + u64::from(is_snapshot));
         Box::pin(async move {
             let budget = request.budget;
             let carried = async {
@@ -254,6 +261,7 @@ impl Transport for Link {
 
     fn send(&self, to: SocketAddr, message: Outgoing) {
         let (network, from, to) = (self.network.clone(), self.from, tag_of(to));
+        assert!(!self.bulk, "E54: a message of consensus behind a snapshot");
         let sim = network.sim.clone();
         // On its way it belongs to nobody.
         sim.spawn_on(0, async move {
@@ -308,6 +316,7 @@ impl World {
             nodes: RefCell::default(),
             cut: RefCell::default(),
             loss_percent: Cell::new(0),
+            pieces: Cell::new(0),
             delay_ms_max: Cell::new(5),
         });
         let world = World {
@@ -374,7 +383,9 @@ impl World {
             settings.trailing_entries = 5;
             settings.piece_bytes = 4096;
             settings.snapshot_check = Duration::from_millis(if world.snapshot_entries < 8192 { 200 } else { 120_000 });
-            let link = Rc::new(Link { from: tag, network: world.network.clone() });
+            let link = |bulk| Rc::new(Link { from: tag, bulk, network: world.network.clone() });
+            settings.bulk = Some(link(true));
+            let link = link(false);
             let watch: Arc<ConsensusWatch> = Arc::default();
             let consensus = Consensus::start(settings, stored, Rc::new(disk), applier.clone(), link, watch).unwrap();
             let watched = consensus.clone();

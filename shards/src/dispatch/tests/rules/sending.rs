@@ -122,7 +122,7 @@ fn many_small_records_linger_for_a_batch_worth_its_padding() {
 #[test]
 fn a_full_window_ends_all_lingering() {
     let mut script = Script::new(Limits { held_bytes_max: 64 << 10 });
-    let addresses = vec!["0/0"; 9].join(",");
+    let addresses = ["0/0"; 9].join(",");
     script.check(&format!(
         "
         topic orders 1 9 on {addresses}
@@ -458,4 +458,120 @@ fn a_stopping_dispatcher_sends_nothing_more_and_settles_what_is_in_flight() {
     // A commit that hangs is not waited for.
     script.check("tick 1s\n> hung orders/1 1");
     assert!(!script.core.settling());
+}
+
+#[test]
+fn e41_a_batch_without_room_at_its_owner_is_queued_and_neither_holds_a_slot_nor_hangs() {
+    run("
+        topic orders 1 3 on 7/65534,7/65534,0/0
+        append 1 orders/0
+        > commit orders/0 [1] to 7/65534 (30s)
+        full 7/65534
+        append 2 orders/1
+        append 3 orders/1
+        append 4 orders/2
+        > commit orders/2 [4] to 0/0 (30s)
+        ok orders/2
+        state
+        > checkpoint 1 held 3 skipped 0 lanes 3 timer yes
+        # the one that left hangs; what waits for room does not, however long
+        tick 2s
+        > hung orders/0 1
+        tick 20s
+        append 5 orders/1
+        state
+        > checkpoint 1 held 3 skipped 0 lanes 3 timer yes
+        # room comes back: all that has queued leaves at once, with its whole budget
+        room 7/65534
+        > commit orders/1 [2-3 5] to 7/65534 (30s)
+        tick 2s
+        > hung orders/1 3
+        ok orders/0
+        > checkpoint 2
+        ok orders/1
+        > checkpoint 6
+        state
+        > checkpoint 6 held 0 skipped 0 lanes 3 timer no
+    ");
+}
+
+#[test]
+fn e41_whoever_has_waited_longest_for_room_asks_first() {
+    let script = run("
+        topic orders 1 4 on 7/65534,7/65534,7/65534,7/65534
+        full 7/65534
+        append 1 orders/2
+        append 2 orders/0
+        append 3 orders/3
+        room 7/65534
+        > commit orders/2 [1] to 7/65534 (30s)
+        > commit orders/0 [2] to 7/65534 (30s)
+        > commit orders/3 [3] to 7/65534 (30s)
+    ");
+    assert_eq!(script.core.metrics().commits_starved, 3);
+}
+
+#[test]
+fn e41_an_owner_that_had_no_room_and_then_fails_is_rerouted_from_its_first_attempt_on() {
+    run("
+        topic orders 1 2 on 7/65534,0/0
+        full 7/65534
+        append 1 orders/0
+        tick 4s
+        room 7/65534
+        > commit orders/0 [1] to 7/65534 (30s)
+        unreachable orders/0
+        > failing orders/0 no answer from the owner: connection lost
+        > rerouting orders/0
+        > commit orders/1 [1] to 0/0 (30s)
+        ok orders/1
+        > checkpoint 2
+        tick 1s
+        append 2 orders/0
+        > commit orders/0 [2] to 7/65534 (5s)
+        ok orders/0
+        > recovered orders/0
+        > checkpoint 3
+        # a death ends the wait as well
+        full 7/65534
+        append 3 orders/0
+        dead 7
+        > rescan 3
+        > commit orders/1 [3] to 0/0 (30s)
+    ");
+}
+
+#[test]
+fn e19_e44_latency_is_that_of_the_shard_which_answers_not_of_its_whole_node() {
+    run("
+        topic orders 1 4 on 7/65534,7/65534,7/65534,0/0
+        served orders/0 7/0
+        served orders/1 7/1
+        served orders/2 7/1
+        # shard 0 of the node takes 20 ms, shard 1 takes 1 ms
+        append 1 orders/0
+        > commit orders/0 [1] to 7/65534 (30s)
+        append 2 orders/1
+        > commit orders/1 [2] to 7/65534 (30s)
+        tick 1ms
+        ok orders/1
+        append 3 orders/2
+        > commit orders/2 [3] to 7/65534 (30s)
+        tick 1ms
+        ok orders/2
+        tick 18ms
+        ok orders/0
+        > checkpoint 4
+        # something is in flight, so small batches linger: twice what their own shard takes
+        append 4 orders/3
+        > commit orders/3 [4] to 0/0 (30s)
+        append 5 orders/0
+        tick 39ms
+        tick 1ms
+        > commit orders/0 [5] to 7/65534 (30s)
+        append 6 orders/1
+        tick 1ms
+        tick 1ms
+        > commit orders/1 [6] to 7/65534 (30s)
+    ");
 }
