@@ -21,29 +21,29 @@ use super::consensus::{self, configuration};
 use super::tests::Directory;
 use super::*;
 
-fn address(node: &str) -> SocketAddr {
+pub(super) fn address(node: &str) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 7000 + u16::from(node.as_bytes()[0])))
 }
 
-fn voter(node: &str) -> configuration::Server {
+pub(super) fn voter(node: &str) -> configuration::Server {
     configuration::Server { name: node.to_owned(), address: address(node).to_string(), voter: true }
 }
 
-struct Node {
-    consensus: Rc<consensus::Consensus>,
+pub(super) struct Node {
+    pub(super) consensus: Rc<consensus::Consensus>,
     membership: Rc<Membership>,
     controller: Rc<Controller>,
-    applier: Rc<Applier>,
+    pub(super) applier: Rc<Applier>,
     control: Control,
     shards: Rc<SlowShards>,
-    _files: Directory,
+    pub(super) files: Directory,
 }
 
 #[derive(Default)]
-struct Net {
+pub(super) struct Net {
     nodes: RefCell<BTreeMap<SocketAddr, Rc<Node>>>,
     /// Neither heard nor hearing.
-    lost: RefCell<Vec<SocketAddr>>,
+    pub(super) lost: RefCell<Vec<SocketAddr>>,
 }
 
 struct Link {
@@ -130,12 +130,28 @@ impl Install for SlowShards {
 }
 
 fn start(net: &Rc<Net>, node: &str, mode: Mode, peers: &[&str]) -> Rc<Node> {
-    let files = Directory::new(&format!("cluster-{node}-{}", rt::random_u64()));
+    let listed = peers.iter().map(|peer| ((*peer).to_owned(), address(peer).to_string())).collect();
+    start_at(net, node, address(node), empty(node), mode, &listed)
+}
+
+pub(super) fn empty(node: &str) -> Directory {
+    Directory::new(&format!("cluster-{node}-{}", rt::random_u64()))
+}
+
+/// `listed`: the other nodes by the configuration, id to `host:port`.
+pub(super) fn start_at(
+    net: &Rc<Net>,
+    node: &str,
+    at: SocketAddr,
+    files: Directory,
+    mode: Mode,
+    listed: &BTreeMap<String, String>,
+) -> Rc<Node> {
     let opened = consensus::files::open(&files.0, &mode, false, rt::random_u64().max(1)).unwrap();
     let me = Arc::new(Registration {
         node: Arc::from(node),
         raft_id: opened.stored.raft_id,
-        peer_address: Arc::from(address(node).to_string()),
+        peer_address: Arc::from(at.to_string()),
         client_address: Arc::from("127.0.0.1:7942"),
         build: Arc::from("0.1.0"),
         newest_command_type: Command::NEWEST_TYPE,
@@ -143,8 +159,14 @@ fn start(net: &Rc<Net>, node: &str, mode: Mode, peers: &[&str]) -> Rc<Node> {
     let metastore = Metastore::over(opened.store, opened.state, Placement::in_cluster(2, node));
     let shards: Rc<SlowShards> = Rc::default();
     let applier = Applier::start(metastore, shards.clone());
-    let link: Rc<dyn Transport> = Rc::new(Link { net: net.clone(), from: address(node) });
-    let settings = consensus::Settings::new(address(node).to_string());
+    let link: Rc<dyn Transport> = Rc::new(Link { net: net.clone(), from: at });
+    let (listing, state) = (listed.clone(), applier.clone());
+    let settings = consensus::Settings {
+        address_of: Rc::new(move |raft_id, known| {
+            find_server(raft_id, known, &listing, &state.state(), |text| text.parse().ok())
+        }),
+        ..consensus::Settings::new(at.to_string())
+    };
     let disk = Rc::new(opened.files);
     let consensus =
         consensus::Consensus::start(settings, opened.stored, disk, applier.clone(), link.clone(), Arc::default())
@@ -156,7 +178,7 @@ fn start(net: &Rc<Net>, node: &str, mode: Mode, peers: &[&str]) -> Rc<Node> {
     consensus.prepare_with(Rc::new(move |command| prepare.prepare(command)));
     let settings = Settings {
         me,
-        peers: peers.iter().map(|peer| address(peer).to_string()).collect(),
+        peers: listed.values().cloned().collect(),
         empty_directory: true,
         resolve: Rc::new(|text| {
             let found = text.parse().ok();
@@ -184,8 +206,8 @@ fn start(net: &Rc<Net>, node: &str, mode: Mode, peers: &[&str]) -> Rc<Node> {
         .with_membership(membership.clone())
         .named(node, "127.0.0.1:7942".to_owned())
         .with_status(own_status);
-    let started = Rc::new(Node { consensus, membership, controller, applier, control, shards, _files: files });
-    net.nodes.borrow_mut().insert(address(node), started.clone());
+    let started = Rc::new(Node { consensus, membership, controller, applier, control, shards, files });
+    net.nodes.borrow_mut().insert(at, started.clone());
     started
 }
 
@@ -214,7 +236,7 @@ fn owners(node: &Node, topic: &TopicMeta) -> Vec<u64> {
     state.assignments()[&topic.incarnation].values().map(|owner| owner.0).collect()
 }
 
-fn seconds(seconds: u64) -> rt::Sleep {
+pub(super) fn seconds(seconds: u64) -> rt::Sleep {
     rt::sleep(Duration::from_secs(seconds))
 }
 

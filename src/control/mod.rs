@@ -28,6 +28,8 @@ mod wire;
 #[cfg(test)]
 mod cluster_tests;
 #[cfg(test)]
+mod moved_tests;
+#[cfg(test)]
 mod state_tests;
 #[cfg(test)]
 mod tests;
@@ -48,17 +50,18 @@ pub use apply::{apply, Applied, Outcome, Refusal};
 pub use command::{Command, Owners, Registration};
 pub use controller::Controller;
 pub use membership::{
-    answer_unconfigured, probe, start, Answer, Join, Membership, Resolve, Settings, Start, PROBE_ROUNDS,
+    answer_unconfigured, probe, start, unequal, Answer, Join, Membership, Resolve, Settings, Start, Unequal,
+    PROBE_ROUNDS,
 };
 pub use names::check_topic_name;
-pub use peers::{peer_book, Met};
+pub use peers::{find_server, peer_book, Met};
 pub use placement::Placement;
 pub use rows::BadCommand;
 pub use servers::{Consensus, Server, View};
 pub use state::{Assignment, Change, Member, State};
 pub use store::{Batch, CopyImage, Storage, Store, FORMAT};
 pub use watch::{ConsensusWatch, MetastoreWatch};
-pub use wire::{answer_status, ask_status};
+pub use wire::{answer_status, ask_status, read_join};
 
 /// Lets go of the space kept back beside the metadata in `directory`: nothing will be changed there any more.
 pub fn give_ballast(directory: &std::path::Path) {

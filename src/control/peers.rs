@@ -7,7 +7,26 @@ use std::sync::Arc;
 use narad_shards::meta::NodeId;
 use narad_shards::remote::{Hello, Peer, PeerBook};
 
+use super::consensus::Known;
 use super::{Member, State};
+
+/// The address of the server of a raft id: where it was heard last, else where the configured list (id to `host:port`)
+/// has it, else where its member record does, else where the consensus configuration does. What a node says of itself
+/// goes before what was once written down, so that one that moves, or all of them, is found again. `find` turns a
+/// `host:port` into an address, if it can.
+pub fn find_server(
+    raft_id: u64,
+    known: Known,
+    listed: &BTreeMap<String, String>,
+    state: &State,
+    find: impl FnMut(&str) -> Option<SocketAddr>,
+) -> Option<SocketAddr> {
+    let member = state.members().values().find(|member| member.registration.raft_id == raft_id);
+    let node = known.node.or(member.map(|member| &**member.node()));
+    let listed = node.and_then(|node| listed.get(node)).map(String::as_str);
+    let told = member.map(|member| &*member.registration.peer_address);
+    [known.heard, listed, told, known.recorded].into_iter().flatten().find_map(find)
+}
 
 /// Where a member's control endpoint is, and what it said there last, if anything.
 pub struct Met {

@@ -1,6 +1,6 @@
 //! What controller and membership need of consensus: who takes part, who leads, and changes of who takes part.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use narad_shards::peer::LocalBoxFuture;
@@ -34,6 +34,10 @@ pub struct View {
     pub servers: Vec<Server>,
     /// Of a leader: servers that do not answer its heartbeats.
     pub failing: BTreeSet<u64>,
+    /// Of a leader: servers of whom nothing was heard for as long as it takes to mark a member dead.
+    pub gone: BTreeSet<u64>,
+    /// `host:port` where each server says that it is, as far as this process has heard of it.
+    pub heard_at: BTreeMap<u64, Arc<str>>,
 }
 
 impl View {
@@ -58,6 +62,9 @@ impl View {
 /// Consensus beside its [`super::Log`]. The changes resolve when they are committed, and only where this node leads.
 pub trait Consensus {
     fn view(&self) -> View;
+    /// The server of `raft_id` has said, behind the proof of the secret, that it is at `address`: a joiner says nothing
+    /// else until its leader reaches it. Certain when a majority has taken its word.
+    fn heard_at(&self, _raft_id: u64, _address: &str, _is_certain: bool) {}
     /// Adds a server without a vote, or changes a learner's recorded address.
     fn add_learner(&self, server: &Server) -> LocalBoxFuture<'static, Result<(), String>>;
     /// Gives a learner its vote, or changes a voter's recorded address.

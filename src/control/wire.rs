@@ -21,6 +21,7 @@ struct JoinBody {
     empty_directory: bool,
     newest_command_type: u64,
     probe: bool,
+    initial_members: Vec<String>,
 }
 
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]
@@ -29,6 +30,7 @@ struct AnswerBody {
     reason: String,
     leader_id: String,
     leader_address: String,
+    initial_members: Vec<String>,
 }
 
 fn frame(operation: u16, status: u16, budget: Duration, archive: &[u8]) -> Outgoing {
@@ -47,6 +49,7 @@ pub fn join_request(join: &Join, budget: Duration) -> Outgoing {
         empty_directory: join.empty_directory,
         newest_command_type: join.newest_command_type,
         probe: join.probe,
+        initial_members: join.initial_members.clone(),
     };
     frame(operation::JOIN_CLUSTER, 0, budget, &rkyv::to_bytes::<rancor::Error>(&body).expect(IN_MEMORY))
 }
@@ -61,6 +64,7 @@ pub fn read_join(request: &Incoming) -> Option<Join> {
         empty_directory: body.empty_directory,
         newest_command_type: body.newest_command_type,
         probe: body.probe,
+        initial_members: body.initial_members,
     })
 }
 
@@ -71,6 +75,7 @@ pub fn answer(operation: u16, answer: &Answer) -> Outgoing {
         reason: answer.reason.clone(),
         leader_id: answer.leader_id.clone(),
         leader_address: answer.leader_address.clone(),
+        initial_members: answer.initial_members.clone(),
     };
     frame(operation, answer.status, Duration::ZERO, &rkyv::to_bytes::<rancor::Error>(&body).expect(IN_MEMORY))
 }
@@ -85,6 +90,7 @@ pub fn read_answer(reply: &Incoming) -> Answer {
             reason: body.reason,
             leader_id: body.leader_id,
             leader_address: body.leader_address,
+            initial_members: body.initial_members,
         },
         None => Answer { status, ..Answer::default() },
     }

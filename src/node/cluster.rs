@@ -33,6 +33,8 @@ use crate::peer::PeerEndpoint;
 const LOOK: Duration = Duration::from_millis(100);
 /// A peer without a connection is dialled that often.
 const DIAL_AGAIN: Duration = Duration::from_secs(1);
+/// A name that cannot be looked up is said that often.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 /// A name that was looked up is good for that long.
 const NAME_GOOD: Duration = Duration::from_secs(30);
 
@@ -159,8 +161,8 @@ pub fn start(
         let book = Rc::new(Book {
             common: common.clone(),
             applier: applier.clone(),
+            consensus: consensus.clone(),
             transport,
-            names,
             links: links.clone(),
             hellos: RefCell::default(),
             dialled: RefCell::default(),
@@ -203,12 +205,10 @@ fn consensus_settings(common: &Arc<Common>, applier: &Rc<Applier>, names: &Rc<Na
     let cluster = &common.config.cluster;
     let advertised = common.peer_plane.as_ref().map_or(String::new(), |plane| plane.advertised.clone());
     let (applier, names) = (applier.clone(), names.clone());
+    let listed = cluster.peers.iter().map(|peer| (peer.id.clone(), peer.addr.to_string())).collect();
     consensus::Settings {
-        // Where a member says that it is comes before where it once was (5.5).
-        address_of: Rc::new(move |raft_id, recorded| {
-            let state = applier.state();
-            let member = state.members().values().find(|member| member.registration.raft_id == raft_id);
-            names.known(member.map_or(recorded?, |member| &member.registration.peer_address))
+        address_of: Rc::new(move |raft_id, known| {
+            control::find_server(raft_id, known, &listed, &applier.state(), |address| names.known(address))
         }),
         snapshot_entries: cluster.raft_snapshot_threshold,
         trailing_entries: cluster.raft_trailing_logs,
@@ -222,13 +222,36 @@ fn consensus_settings(common: &Arc<Common>, applier: &Rc<Applier>, names: &Rc<Na
 struct Names {
     known: RefCell<BTreeMap<String, (SocketAddr, Instant)>>,
     asked: RefCell<BTreeMap<String, Instant>>,
+    /// Names that could not be looked up, and when that was said.
+    said: RefCell<BTreeMap<String, Instant>>,
 }
 
 impl Names {
     async fn find(&self, address: &str) -> Option<SocketAddr> {
-        let found = look_up(address).await?;
-        self.known.borrow_mut().insert(address.to_owned(), (found, rt::now()));
-        Some(found)
+        match look_up(address).await {
+            Ok(found) => {
+                self.said.borrow_mut().remove(address);
+                self.known.borrow_mut().insert(address.to_owned(), (found, rt::now()));
+                Some(found)
+            }
+            Err(error) => {
+                self.say_unknown(address, &error, rt::now());
+                None
+            }
+        }
+    }
+
+    /// A name that nobody knows is no node that is down.
+    fn say_unknown(&self, address: &str, error: &str, now: Instant) {
+        let mut said = self.said.borrow_mut();
+        if said.get(address).is_none_or(|at| now.saturating_since(*at) >= SAY_AGAIN) {
+            said.insert(address.to_owned(), now);
+            tracing::warn!(
+                address,
+                error,
+                "cluster: the address of a peer cannot be looked up: check cluster.peers and DNS"
+            );
+        }
     }
 
     /// What is known at the moment; asks anew in the background when that is nothing, or old.
@@ -317,7 +340,7 @@ impl Service for Door {
 
     fn serve(&self, _connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
         let Some(Parts { consensus, membership }) = self.parts.get() else {
-            return Box::pin(std::future::ready(control::answer_unconfigured(&request)));
+            return Box::pin(std::future::ready(control::answer_unconfigured(&request, &[])));
         };
         let (consensus, membership, own_status) = (consensus.clone(), membership.clone(), self.own_status.clone());
         Box::pin(async move {
@@ -340,8 +363,8 @@ impl Service for Door {
 struct Book {
     common: Arc<Common>,
     applier: Rc<Applier>,
+    consensus: Rc<Consensus>,
     transport: Rc<dyn Transport>,
-    names: Rc<Names>,
     links: Rc<dyn Carrier>,
     /// The last hello of each member: a control connection that is down for a moment does not void its shards' ports.
     hellos: RefCell<BTreeMap<Arc<str>, Arc<Hello>>>,
@@ -373,7 +396,7 @@ impl Book {
         let mut hellos = self.hellos.borrow_mut();
         hellos.retain(|node, _| state.members().contains_key(node));
         control::peer_book(self.sent.borrow().version, &me, self.common.boot_id, &state, |member| {
-            let control_addr = self.names.known(&member.registration.peer_address)?;
+            let control_addr = self.consensus.address(member.registration.raft_id)?;
             if let Some(hello) = self.transport.hello_of(control_addr).filter(|hello| *hello.node == **member.node()) {
                 hellos.insert(member.node().clone(), hello);
             }
@@ -403,12 +426,18 @@ impl Book {
 /// Tells probes and clients where this node stands (K34, E51).
 async fn watch_readiness(common: Arc<Common>, consensus: Rc<Consensus>) {
     let alone = common.peer_plane.is_none();
-    if consensus.latch().await.is_err() {
-        return; // the node stops
+    let mut latch = std::pin::pin!(consensus.latch());
+    loop {
+        // Who waits for a leader is told so.
+        common.state.set_cluster_gate(if alone { None } else { gate(&consensus) });
+        match rt::timeout(LOOK, latch.as_mut()).await {
+            Ok(Ok(())) => break,
+            Ok(Err(_)) => return, // the node stops
+            Err(rt::Elapsed) => {}
+        }
     }
     common.state.caught_up.store(true, Relaxed);
     if alone {
-        common.state.set_cluster_gate(None);
         return;
     }
     loop {
@@ -421,16 +450,53 @@ async fn watch_readiness(common: Arc<Common>, consensus: Rc<Consensus>) {
 }
 
 fn gate(consensus: &Consensus) -> Option<String> {
-    let said = |what: String| Some(format!("metastore: node is not ready: {what}"));
     if consensus.leads() {
         return None;
     }
-    match (consensus.leader(), consensus.last_contact()) {
-        (None, _) => said("no raft leader known".to_owned()),
-        (Some(_), None) => said("no contact with the raft leader yet".to_owned()),
-        (Some(_), Some(at)) if rt::now() - at > consensus::CONTACT_FRESH => {
-            said(format!("last raft leader contact {} ago", crate::config::format_duration(rt::now() - at)))
+    let contact = consensus.last_contact().map(|at| rt::now() - at);
+    unready(consensus.leader().is_some(), contact)
+}
+
+/// Why a node that does not lead is not ready (operations 7). `contact`: how long ago a leader was heard.
+fn unready(knows_leader: bool, contact: Option<Duration>) -> Option<String> {
+    let said = |what: String| Some(format!("metastore: node is not ready: {what}"));
+    match (knows_leader, contact) {
+        (false, _) => said("no raft leader known".to_owned()),
+        (true, None) => said("no contact with the raft leader yet".to_owned()),
+        (true, Some(ago)) if ago > consensus::CONTACT_FRESH => {
+            said(format!("last raft leader contact {} ago", crate::config::format_duration(ago)))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{LogFormat, LogLevel};
+    use crate::telemetry::logged;
+
+    #[test]
+    fn operations_7_the_first_gate_that_fails_is_named() {
+        let said = |knows_leader, contact: Option<u64>| unready(knows_leader, contact.map(Duration::from_secs));
+        let named = |what: &str| Some(format!("metastore: node is not ready: {what}"));
+        assert_eq!(said(false, None), named("no raft leader known"));
+        assert_eq!(said(false, Some(1)), named("no raft leader known"));
+        assert_eq!(said(true, None), named("no contact with the raft leader yet"));
+        assert_eq!(said(true, Some(6)), named("last raft leader contact 6s ago"));
+        assert_eq!(said(true, Some(5)), None);
+    }
+
+    #[test]
+    fn a_name_that_cannot_be_looked_up_is_said_once_a_minute() {
+        let lines = logged(LogLevel::Warn, LogFormat::Text, || {
+            let names = Names::default();
+            for second in [0, 30, 59, 60, 61] {
+                names.say_unknown("no-such-host:7943", "unknown", Instant(0) + Duration::from_secs(second));
+            }
+            names.say_unknown("other:7943", "unknown", Instant(0) + Duration::from_secs(61));
+        });
+        let of = |name: &str| lines.iter().filter(|line| line.contains(name)).count();
+        assert_eq!((of("no-such-host"), of("other:7943")), (2, 1), "{lines:?}");
     }
 }

@@ -143,6 +143,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         state: Arc::new(NodeState {
             shards,
             placed,
+            // Without peers it is its own only voter: the restart decision refuses every other directory.
             caught_up: AtomicBool::new(peer_plane.is_none()),
             certificates: Certificates::new(certificates),
             figures: NodeFigures::new(data.root.clone(), opened.metastore.watch.clone()),

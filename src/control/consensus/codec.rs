@@ -158,6 +158,14 @@ pub fn is_from_leader(message: &Message) -> bool {
     )
 }
 
+/// An answer to a leader: who sends it takes the leader's messages. One that asks for votes may take none.
+pub fn is_answer(message: &Message) -> bool {
+    matches!(
+        MessageType::from_i32(message.msg_type),
+        Some(MessageType::MsgAppendResponse | MessageType::MsgHeartbeatResponse)
+    )
+}
+
 pub fn is_snapshot(message: &Message) -> bool {
     message.msg_type == MessageType::MsgSnapshot as i32
 }

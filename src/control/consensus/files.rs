@@ -146,6 +146,9 @@ fn look(directory: &Path, log: Option<&(LogFile, Stored)>, opened: Option<&(Stor
             }
         }
     };
+    let servers = log.iter().flat_map(|(_, stored)| stored.configuration.servers.values());
+    let members = opened.iter().flat_map(|(_, state)| state.members().keys());
+    let nodes = servers.map(|server| server.name.clone()).chain(members.map(|node| node.to_string())).collect();
     // Read from end to end only where one is needed.
     let needs_image =
         log.is_some_and(|(_, stored)| state.as_ref().is_none_or(|state| state.applied_index < stored.start.index));
@@ -154,7 +157,12 @@ fn look(directory: &Path, log: Option<&(LogFile, Stored)>, opened: Option<&(Stor
         false => (None, None),
     };
     Ok(Found {
-        log: log.map(|(_, stored)| FoundLog { start_index: stored.start.index, last_index: stored.last() }),
+        log: log.map(|(_, stored)| FoundLog {
+            start_index: stored.start.index,
+            last_index: stored.last(),
+            is_voter: stored.configuration.is_voter(stored.raft_id),
+        }),
+        nodes,
         received,
         made,
         state,

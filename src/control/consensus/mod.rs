@@ -17,6 +17,7 @@ pub mod disk;
 mod driver;
 pub mod files;
 mod forward;
+pub mod heard;
 mod logger;
 mod mirror;
 pub mod restart;
@@ -49,6 +50,7 @@ use codec::ProposalId;
 use configuration::{Change, Configuration};
 use disk::{Disk, Stored};
 use driver::{Request, Verdict};
+use heard::{HeardFrom, Word};
 
 /// A leader counts as in view for so long after it was last heard (K34).
 pub const CONTACT_FRESH: Duration = Duration::from_secs(5);
@@ -59,8 +61,21 @@ const HEARTBEAT_FAILED: Duration = Duration::from_secs(1);
 /// A hand-over is over within an election timeout, one way or the other.
 const TRANSFER_WAIT: Duration = Duration::from_millis(1500);
 
-/// Where a server is: its member record's address if there is one, else the recorded one (5.5).
-pub type AddressOf = Rc<dyn Fn(u64, Option<&str>) -> Option<SocketAddr>>;
+/// Longest `host:port` of a peer that is kept.
+const ADDRESS_BYTES_MAX: usize = 261;
+
+/// What consensus knows of where a server is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known<'a> {
+    /// Name and `host:port` by the configuration.
+    pub node: Option<&'a str>,
+    pub recorded: Option<&'a str>,
+    /// `host:port` that it advertised on the connection it was heard on last, behind the proof of the secret.
+    pub heard: Option<&'a str>,
+}
+
+/// Where the server of a raft id is to be dialled.
+pub type AddressOf = Rc<dyn Fn(u64, Known) -> Option<SocketAddr>>;
 
 /// The leader's last word on a command before it enters the log: stamps what its clock decides (K4), holds back what
 /// not every server applies (K18). `Err` says why it is not proposed.
@@ -87,7 +102,7 @@ impl Settings {
     pub fn new(address: String) -> Settings {
         Settings {
             address,
-            address_of: Rc::new(|_, recorded| recorded.and_then(|address| address.parse().ok())),
+            address_of: Rc::new(|_, known| known.heard.or(known.recorded)?.parse().ok()),
             snapshot_entries: 8192,
             trailing_entries: 10_240,
             snapshot_check: Duration::from_secs(120),
@@ -133,8 +148,7 @@ pub struct Consensus {
     contact: Cell<Option<Instant>>,
     /// Highest commit index that a leader has told this process (3.1).
     leader_commit: Cell<Option<u64>>,
-    /// Where each server wrote from last, and when.
-    heard_from: RefCell<BTreeMap<u64, (Option<SocketAddr>, Instant)>>,
+    heard_from: RefCell<HeardFrom>,
     has_caught_up: Cell<bool>,
     /// The create gate is shut (K35).
     holds_creates: Cell<bool>,
@@ -267,16 +281,33 @@ impl Consensus {
 
     /// Servers that have not answered this leader's heartbeats lately; empty where this node does not lead.
     pub fn failing(&self) -> BTreeSet<u64> {
+        let heard = self.heard_from.borrow();
+        self.others_of_leader(|id, since| heard.unanswered_for(id, since, rt::now()) > HEARTBEAT_FAILED)
+    }
+
+    /// Servers of whom this leader has heard nothing for so long that they are gone; empty where this node does not lead.
+    pub fn gone(&self) -> BTreeSet<u64> {
+        let heard = self.heard_from.borrow();
+        self.others_of_leader(|id, since| heard.silent_for(id, since, rt::now()) > heard::SILENCE)
+    }
+
+    fn others_of_leader(&self, fits: impl Fn(u64, Instant) -> bool) -> BTreeSet<u64> {
         let status = self.status.borrow();
         if !status.leads {
             return BTreeSet::new();
         }
-        let heard = self.heard_from.borrow();
-        let silent = |id: &u64| {
-            let last = heard.get(id).map_or(status.since, |(_, at)| (*at).max(status.since));
-            rt::now() - last > HEARTBEAT_FAILED
-        };
-        status.configuration.servers.keys().copied().filter(|id| *id != status.raft_id && silent(id)).collect()
+        let ids = status.configuration.servers.keys().copied();
+        ids.filter(|id| *id != status.raft_id && fits(*id, status.since)).collect()
+    }
+
+    /// Where each server says that it is.
+    pub fn addresses(&self) -> BTreeMap<u64, Arc<str>> {
+        self.heard_from.borrow().addresses()
+    }
+
+    /// Where the server of a raft id is to be dialled, as far as that is known.
+    pub fn address(&self, raft_id: u64) -> Option<SocketAddr> {
+        self.address_of(raft_id, &self.status.borrow().configuration)
     }
 
     /// The ownership latch (K22): resolves once this node was caught up once and has passed a barrier; set for the life
@@ -365,10 +396,28 @@ impl Consensus {
                 return;
             }
         };
-        let address = std::str::from_utf8(incoming.archive()).ok().and_then(|address| address.parse().ok());
-        self.heard_from.borrow_mut().insert(message.from, (address, rt::now()));
+        let address = std::str::from_utf8(incoming.archive()).ok();
+        self.note_sender(&message, address.filter(|text| text.len() <= ADDRESS_BYTES_MAX).unwrap_or_default());
         self.heard(&message);
         self.request(Request::Step(message));
+    }
+
+    fn note_sender(&self, message: &Message, address: &str) {
+        let word = match (codec::is_from_leader(message), codec::is_answer(message)) {
+            (true, _) if message.term >= self.status.borrow().term => Word::Certain,
+            (_, true) => Word::Answers,
+            _ => Word::Other,
+        };
+        self.note_address(message.from, address, word);
+    }
+
+    fn note_address(&self, raft_id: u64, address: &str, word: Word) {
+        if raft_id == self.status.borrow().raft_id {
+            return; // a copy of this directory
+        }
+        if let Some(former) = self.heard_from.borrow_mut().note(raft_id, address, word, rt::now()) {
+            tracing::info!(raft_id, former = &*former, address, "consensus: a server is at another address now");
+        }
     }
 
     /// Takes note of a leader's word when it arrives, not when the driver gets to it.
@@ -390,8 +439,14 @@ impl Consensus {
     }
 
     fn address_of(&self, raft_id: u64, configuration: &Configuration) -> Option<SocketAddr> {
-        let recorded = configuration.servers.get(&raft_id).map(|server| server.address.as_str());
-        (self.settings.address_of)(raft_id, recorded).or_else(|| self.heard_from.borrow().get(&raft_id)?.0)
+        let server = configuration.servers.get(&raft_id);
+        let heard = self.heard_from.borrow().address(raft_id).cloned();
+        let known = Known {
+            node: server.map(|server| server.name.as_str()),
+            recorded: server.map(|server| server.address.as_str()),
+            heard: heard.as_deref(),
+        };
+        (self.settings.address_of)(raft_id, known)
     }
 
     fn request(&self, request: Request) {

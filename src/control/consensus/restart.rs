@@ -1,6 +1,8 @@
 //! What to do with the files that a start finds, before consensus starts: never a new cluster on top of existing
 //! metadata, never metadata rolled back behind what was applied, without an operator (K16).
 
+use std::collections::BTreeSet;
+
 use super::configuration::Server;
 
 /// How the node was told to start.
@@ -26,6 +28,8 @@ pub struct FoundState {
 pub struct FoundLog {
     pub start_index: u64,
     pub last_index: u64,
+    /// This directory's own id is one of the voters.
+    pub is_voter: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub struct Found {
     /// Applied index of the image that the leader sent last, and of the one made here. Only whole ones.
     pub received: Option<u64>,
     pub made: Option<u64>,
+    /// Nodes that the configuration of the log and the member records of the state name, this one among them.
+    pub nodes: BTreeSet<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +96,11 @@ pub const FIRST_START: u64 = 1;
 const REMEDY: &str = "start the data directory that belongs together, or, to give up what this node alone holds of the cluster's metadata, start once with --restored";
 
 pub fn decide(mode: &Mode, restored: bool, found: &Found) -> Decision {
+    if let Mode::Lone(me) = mode {
+        if let Some(why) = belongs_to_a_cluster(&me.name, restored, found) {
+            return Decision::Refuse(why);
+        }
+    }
     // The log of a restored directory is of the past: whoever votes by it votes twice (E36).
     let (log, has_old_log) = match restored {
         true => (None, found.log.is_some()),
@@ -101,6 +112,23 @@ pub fn decide(mode: &Mode, restored: bool, found: &Found) -> Decision {
         (Some(log), Some(state)) if state.applied_index > log.last_index => older_log(mode, log, state),
         (Some(log), Some(state)) if state.applied_index >= log.start_index => Decision::Keep,
         (Some(log), Some(_)) => without_state(mode, log, found),
+    }
+}
+
+/// A node without peers serves every partition as its own and asks nobody: over the directory of a cluster it would take
+/// what nobody can deliver, and with `--restored` found a second cluster of the same name.
+fn belongs_to_a_cluster(me: &str, restored: bool, found: &Found) -> Option<String> {
+    let remedy = "this node was started without peers: set cluster.peers (NARAD_CLUSTER_PEERS) as on the other nodes";
+    if found.nodes.iter().any(|node| node != me) {
+        let nodes: Vec<&str> = found.nodes.iter().map(String::as_str).collect();
+        return Some(format!("this data directory belongs to the cluster of {}, and {remedy}", nodes.join(", ")));
+    }
+    match found.log {
+        Some(log) if !log.is_voter && !restored => Some(format!(
+            "this data directory waits to be let into a cluster, or was removed from one, and {remedy}, or start it once \
+             with --restored to make it a cluster of its own"
+        )),
+        _ => None,
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use narad_shards::peer::LocalBoxFuture;
 
+use super::heard::Word;
 use super::Consensus;
 use crate::control::{Consensus as Servers, Server, Stopped, View};
 
@@ -25,7 +26,13 @@ impl Servers for Rc<Consensus> {
             leader: self.sees_leader().then_some(status.leader),
             servers: servers.collect(),
             failing: self.failing(),
+            gone: self.gone(),
+            heard_at: self.addresses(),
         }
+    }
+
+    fn heard_at(&self, raft_id: u64, address: &str, is_certain: bool) {
+        self.note_address(raft_id, address, if is_certain { Word::Certain } else { Word::Other });
     }
 
     fn add_learner(&self, server: &Server) -> LocalBoxFuture<'static, Result<(), String>> {

@@ -6,6 +6,7 @@ use narad_shards::rt::Instant;
 use narad_shards::wire::status;
 
 use super::gate;
+use crate::control::consensus::heard::SILENCE;
 use crate::control::{Command, Server, State, View};
 
 /// A younger leader may not have seen its first failed heartbeat yet: it gives no vote and takes none away.
@@ -25,6 +26,8 @@ pub struct Join {
     pub newest_command_type: u64,
     /// Only asks whether there is a cluster (K29).
     pub probe: bool,
+    /// With a probe: the ids of those that may found the cluster, by this node's configuration.
+    pub initial_members: Vec<String>,
 }
 
 /// One thing that the leader does, in order, each committed before the next.
@@ -47,6 +50,8 @@ pub struct Answer {
     /// With 421: whom to ask. Either may be empty.
     pub leader_id: String,
     pub leader_address: String,
+    /// Of a node that may found one: the ids of those that may, by its configuration.
+    pub initial_members: Vec<String>,
 }
 
 impl Answer {
@@ -76,7 +81,7 @@ pub fn admit(join: &Join, state: &State, view: &View, now: Instant) -> (Vec<Step
         let answer = Answer::new(status::MISDIRECTED, "not_leader", "this node does not lead");
         return only(match leader {
             Some(leader) => {
-                Answer { leader_id: leader.node.to_string(), leader_address: reachable(state, leader), ..answer }
+                Answer { leader_id: leader.node.to_string(), leader_address: reachable(state, view, leader), ..answer }
             }
             None => answer,
         });
@@ -119,10 +124,13 @@ pub fn admit(join: &Join, state: &State, view: &View, now: Instant) -> (Vec<Step
     }
     // Another directory under a known name: the old one's id goes first, for it may have voted (E36).
     if let Some(former) = view.server_named(&join.node) {
-        if former.raft_id == view.raft_id || !view.failing.contains(&former.raft_id) {
+        if !is_gone(former, state, view) {
             let why = format!(
-                "another node with the id {:?} still answers: give each node an id of its own, or wait if it was just stopped",
-                join.node
+                "the node with the id {:?} answers at {}, or did a moment ago: give each node an id of its own; one that \
+                 was stopped and comes back on an empty disk is let in {} s after it was last heard",
+                join.node,
+                reachable(state, view, former),
+                SILENCE.as_secs()
             );
             return only(Answer::new(status::UNAVAILABLE, "id_in_use", why));
         }
@@ -137,16 +145,39 @@ pub fn admit(join: &Join, state: &State, view: &View, now: Instant) -> (Vec<Step
     (steps, Answer::new(status::OK, "staged", ""))
 }
 
-/// Where a server is: its member record's word goes before what it advertised first (5.5).
-pub fn reachable(state: &State, server: &Server) -> String {
-    let member = state.members().get(&server.node);
-    member.map_or(&server.address, |member| &member.registration.peer_address).to_string()
+/// Where a server is: where it was heard, else what its member record says, else what it advertised first (5.5).
+pub fn reachable(state: &State, view: &View, server: &Server) -> String {
+    let told = state.members().get(&server.node).map(|member| &member.registration.peer_address);
+    view.heard_at.get(&server.raft_id).or(told).unwrap_or(&server.address).to_string()
+}
+
+/// Whether a server may be taken to be gone, so that another directory or another address takes its place: it does not
+/// answer, and that for as long as it takes to mark a member dead. A pause is no proof. One that never became a member
+/// holds nothing that a mistake could cost.
+fn is_gone(server: &Server, state: &State, view: &View) -> bool {
+    let is_member_alive = state.members().get(&server.node).is_some_and(|member| member.alive);
+    server.raft_id != view.raft_id
+        && view.failing.contains(&server.raft_id)
+        && (!is_member_alive || view.gone.contains(&server.raft_id))
 }
 
 /// A join may be repeated freely: of a server in the configuration it changes the address and, when everything speaks
 /// for it, gives a learner its vote (K31, K32).
 fn readmit(server: &Server, asked: Server, state: &State, view: &View, now: Instant) -> (Vec<Step>, Answer) {
     let moved = server.address != asked.address;
+    // Who leads is here, whatever is said in its name.
+    let is_there = server.raft_id != view.raft_id && view.heard_at.get(&server.raft_id) == Some(&asked.address);
+    if moved && !is_there && !is_gone(server, state, view) {
+        let why = format!(
+            "the data directory of {:?} is in use at {}, and {} has a copy of it: stop one of the two; a node that has \
+             moved is let in {} s after it was last heard at its former address",
+            &*server.node,
+            reachable(state, view, server),
+            asked.address,
+            SILENCE.as_secs()
+        );
+        return (Vec::new(), Answer::new(status::CONFLICT, "copied_directory", why));
+    }
     if server.voter {
         let steps = moved.then_some(Step::Promote(Server { voter: true, ..asked }));
         return (steps.into_iter().collect(), Answer::new(status::OK, "voter", ""));

@@ -1,6 +1,6 @@
 //! Whom a node asks to be let in, and what it makes of the answers. Pure.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use narad_shards::wire::status;
 
@@ -12,6 +12,8 @@ const HINTS_MAX: usize = 4;
 const REMEMBERED_MAX: usize = 8;
 /// Rounds of the probe for an existing cluster.
 pub const PROBE_ROUNDS: usize = 3;
+/// Ids of one list that a log line shows.
+const SHOWN_MAX: usize = 9;
 
 /// Addresses to ask: those of the configuration, and leaders that were named before.
 #[derive(Clone, Debug, Default)]
@@ -102,8 +104,15 @@ pub enum Start {
 }
 
 /// Folds the statuses that the other initial members (and other peers) have answered by now; `None` means that one has
-/// not answered.
-pub fn start(me: &str, initial_members: &[String], answers: &BTreeMap<String, Option<u16>>, rounds: usize) -> Start {
+/// not answered. `lists`: the initial members by the configuration of others. As long as one differs nobody founds: two
+/// lists are two sets of voters under the same ids.
+pub fn start(
+    me: &str,
+    initial_members: &[String],
+    answers: &BTreeMap<String, Option<u16>>,
+    lists: &BTreeMap<String, Vec<String>>,
+    rounds: usize,
+) -> Start {
     let is_configured = |status: &u16| matches!(*status, status::OK | status::MISDIRECTED | status::CONFLICT);
     if !initial_members.iter().any(|member| member == me) || answers.values().flatten().any(is_configured) {
         return Start::JoinOnly;
@@ -111,8 +120,39 @@ pub fn start(me: &str, initial_members: &[String], answers: &BTreeMap<String, Op
     let declared =
         |member: &&String| member.as_str() == me || answers.get(*member) == Some(&Some(status::PRECONDITION_FAILED));
     let declared = initial_members.iter().filter(declared).count();
-    match declared > initial_members.len() / 2 && rounds >= PROBE_ROUNDS {
+    let is_agreed = unequal(initial_members, lists).is_empty();
+    match declared > initial_members.len() / 2 && rounds >= PROBE_ROUNDS && is_agreed {
         true => Start::Bootstrap,
         false => Start::AskAgain,
     }
+}
+
+/// Who has other initial members, with both lists in words: all of them when they are few, else those that only one side
+/// has. The order does not matter. A node that names none says nothing.
+pub fn unequal(initial_members: &[String], lists: &BTreeMap<String, Vec<String>>) -> Vec<Unequal> {
+    let ours: BTreeSet<&str> = initial_members.iter().map(String::as_str).collect();
+    let compared = lists.iter().filter(|(_, list)| !list.is_empty()).filter_map(|(node, list)| {
+        let theirs: BTreeSet<&str> = list.iter().map(String::as_str).collect();
+        (ours != theirs).then(|| Unequal {
+            node: node.clone(),
+            here: shown(&ours, &theirs),
+            there: shown(&theirs, &ours),
+        })
+    });
+    compared.collect()
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unequal {
+    pub node: String,
+    pub here: String,
+    pub there: String,
+}
+
+fn shown(list: &BTreeSet<&str>, other: &BTreeSet<&str>) -> String {
+    if list.len() <= SHOWN_MAX {
+        return list.iter().copied().collect::<Vec<_>>().join(",");
+    }
+    let only: Vec<&str> = list.difference(other).copied().take(SHOWN_MAX).collect();
+    format!("{} ids, only there: {}", list.len(), if only.is_empty() { "none".to_owned() } else { only.join(",") })
 }

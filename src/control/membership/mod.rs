@@ -5,6 +5,8 @@ mod admission;
 pub mod gate;
 mod join;
 #[cfg(test)]
+mod takeover_tests;
+#[cfg(test)]
 mod tests;
 
 use std::cell::{Cell, RefCell};
@@ -21,10 +23,10 @@ use narad_shards::rt::sync::Lock;
 use narad_shards::rt::{self, Instant};
 use narad_shards::wire::{operation, status, Incoming, Outgoing};
 
-use super::{wire, Applier, Command, Consensus, Log, Outcome, Refusal, Registration, View};
+use super::{wire, Applier, Command, Consensus, Log, Outcome, Refusal, Registration, Server, View};
 use admission::Step;
 pub use admission::{Answer, Join};
-pub use join::{start, Start, PROBE_ROUNDS};
+pub use join::{start, unequal, Start, Unequal, PROBE_ROUNDS};
 use join::{Attempt, JoinTargets, Next};
 
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -75,6 +77,8 @@ pub struct Membership {
     success_ms: Cell<u64>,
     /// Why this node has not got its vote, as the leader said last.
     deferred: RefCell<String>,
+    /// The heartbeat of each member that was seen last.
+    stamps: RefCell<BTreeMap<Arc<str>, u64>>,
 }
 
 impl Membership {
@@ -99,6 +103,7 @@ impl Membership {
             failing: Cell::new(None),
             success_ms: Cell::new(0),
             deferred: RefCell::default(),
+            stamps: RefCell::default(),
         })
     }
 
@@ -180,8 +185,8 @@ impl Membership {
         is_new
     }
 
-    /// Asks to be let in whenever this node has no configuration, has seen no leader for 15 s, or is a learner whose
-    /// replica `caught_up` says is current: admission is proven by its own consensus alone (K30).
+    /// Asks to be let in whenever this node has no configuration, has seen no leader for 15 s, is recorded at another
+    /// address than its own, or is a learner whose replica `caught_up` says is current: admission is proven by its own consensus alone (K30).
     pub async fn run_join(self: Rc<Membership>, caught_up: impl Fn() -> bool + 'static) {
         self.compare_recorded_address();
         if self.settings.peers.is_empty() {
@@ -192,13 +197,16 @@ impl Membership {
         while self.applier.stopped().is_none() {
             let view = self.consensus.view();
             let now = rt::now();
+            self.note_heartbeats(view.leader.is_some());
             if view.leader.is_some() {
                 (last_leader, warned) = (now, false);
             }
             let learner = view.server(view.raft_id).is_some_and(|server| !server.voter);
             let leaderless = view.leader.is_none() && now.saturating_since(last_leader) >= LEADERLESS;
             let outside = view.leader.is_none() && view.server(view.raft_id).is_none();
-            if outside || leaderless || (learner && view.leader.is_some() && caught_up()) {
+            let own = view.server(view.raft_id).filter(|_| view.leader.is_some() && !view.leads);
+            let moved = own.is_some_and(|server| server.address != self.settings.me.peer_address);
+            if outside || leaderless || moved || (learner && view.leader.is_some() && caught_up()) {
                 if leaderless && !std::mem::replace(&mut warned, true) {
                     match learner {
                         true => tracing::warn!(
@@ -210,6 +218,22 @@ impl Membership {
                 self.sweep(view.raft_id).await;
             }
             rt::sleep(JOIN_SWEEP).await;
+        }
+    }
+
+    /// Followers say nothing to each other: that a member lives, and where, each knows by the heartbeats that the leader
+    /// has committed. Otherwise a copy of its directory that asks for votes would be all that is heard of it. What is
+    /// applied while no leader is in view may be old.
+    fn note_heartbeats(&self, has_leader: bool) {
+        let state = self.applier.state();
+        let mut stamps = self.stamps.borrow_mut();
+        stamps.retain(|node, _| state.members().contains_key(node));
+        for (node, member) in state.members() {
+            let last = stamps.insert(node.clone(), member.heartbeat_ms);
+            if has_leader && *node != self.settings.me.node && last.is_some_and(|last| last != member.heartbeat_ms) {
+                let told = &member.registration;
+                self.consensus.heard_at(told.raft_id, &told.peer_address, true);
+            }
         }
     }
 
@@ -237,6 +261,7 @@ impl Membership {
             empty_directory: self.settings.empty_directory,
             newest_command_type: me.newest_command_type,
             probe,
+            initial_members: Vec::new(),
         }
     }
 
@@ -290,7 +315,12 @@ impl Membership {
         match self.transport.call(address, wire::join_request(join, JOIN_BUDGET)).await {
             Ok(reply) => Some(wire::read_answer(&reply)),
             Err(error) => {
-                tracing::debug!(%address, err = error.text(), "cluster join attempt failed");
+                // A wrong secret shows here, on the node that has it.
+                let err = error.text();
+                match self.may_say(&format!("{address}: {err}")) {
+                    true => tracing::warn!(%address, err, "cluster join attempt failed"),
+                    false => tracing::debug!(%address, err, "cluster join attempt failed"),
+                }
                 None
             }
         }
@@ -327,17 +357,33 @@ impl Membership {
         if let Err(stopped) = self.log.barrier().await {
             return refusal(status::UNAVAILABLE, "unavailable", &stopped.why);
         }
-        let (steps, answer) = decide(&self.consensus.view());
-        if answer.status == status::CONFLICT && self.may_say(&join.node) {
-            let (joiner, entry_types) = (&*join.node, join.newest_command_type);
-            tracing::warn!(joiner, entry_types, reason = answer.reason, "cluster: refused a join");
+        if self.consensus.view().server(join.raft_id).is_some_and(|server| *server.node == *join.node) {
+            self.consensus.heard_at(join.raft_id, &join.peer_address, false);
         }
+        let (steps, answer) = decide(&self.consensus.view());
+        let is_noteworthy = answer.status == status::CONFLICT || answer.word == "id_in_use";
+        if is_noteworthy && self.may_say(&join.node) {
+            let (joiner, at, entry_types) = (&*join.node, &*join.peer_address, join.newest_command_type);
+            tracing::warn!(joiner, at, entry_types, reason = answer.reason, "cluster: refused a join");
+        }
+        let known = self.known_of(join);
         for step in steps {
-            if let Err(why) = self.take(step).await {
+            if let Err(why) = self.take(step.clone()).await {
                 return refusal(status::UNAVAILABLE, "unavailable", &why);
+            }
+            say_taken(&step, join, known.as_ref());
+            if matches!(step, Step::AddLearner(_)) {
+                self.consensus.heard_at(join.raft_id, &join.peer_address, false);
             }
         }
         answer
+    }
+
+    /// The server that a joiner is, or takes the place of, and where that is.
+    fn known_of(&self, join: &Join) -> Option<(Server, String)> {
+        let view = self.consensus.view();
+        let server = view.server(join.raft_id).or(view.server_named(&join.node))?;
+        Some((server.clone(), admission::reachable(&self.applier.state(), &view, server)))
     }
 
     async fn take(&self, step: Step) -> Result<(), String> {
@@ -374,7 +420,7 @@ impl Membership {
             return self.forget(node).await;
         }
         let leader = view.leader.and_then(|leader| view.server(leader));
-        let leader = leader.map(|leader| admission::reachable(&self.applier.state(), leader));
+        let leader = leader.map(|leader| admission::reachable(&self.applier.state(), &view, leader));
         let address = match leader {
             Some(leader) => (self.settings.resolve)(&leader).await,
             None => None,
@@ -419,37 +465,80 @@ impl Membership {
     }
 }
 
+/// Who takes part in consensus changes: on record whoever asked for it, with both addresses where one takes the place of
+/// another.
+fn say_taken(step: &Step, join: &Join, known: Option<&(Server, String)>) {
+    let (id, address, raft_id) = (&*join.node, &*join.peer_address, join.raft_id);
+    let former_address = known.map_or("", |(_, address)| address);
+    let former_raft_id = known.map_or(0, |(server, _)| server.raft_id);
+    let is_replaced = former_raft_id != 0 && former_raft_id != raft_id;
+    match step {
+        Step::Propose(_) => {}
+        Step::Remove(_) => tracing::warn!(
+            component = "audit",
+            id,
+            former_raft_id,
+            former_address,
+            address,
+            "cluster: removed a server that answers no longer: its id comes with another data directory"
+        ),
+        Step::AddLearner(_) if is_replaced => tracing::warn!(
+            component = "audit",
+            id,
+            raft_id,
+            address,
+            former_raft_id,
+            former_address,
+            "cluster: added the server that takes its place, without a vote yet"
+        ),
+        Step::AddLearner(_) if former_raft_id == 0 => {
+            tracing::info!(id, raft_id, address, "cluster: added a server, without a vote yet");
+        }
+        Step::Promote(_) if known.is_some_and(|(server, _)| !server.voter) => {
+            tracing::info!(id, raft_id, address, "cluster: a server got its vote");
+        }
+        Step::AddLearner(_) | Step::Promote(_) => {
+            let recorded = known.map_or("", |(server, _)| &server.address);
+            tracing::warn!(component = "audit", id, raft_id, recorded, address, "cluster: recorded another address");
+        }
+    }
+}
+
 fn refusal(status: u16, word: &str, reason: &str) -> Answer {
     Answer { status, word: word.to_owned(), reason: reason.to_owned(), ..Answer::default() }
 }
 
-/// Asks each of `peers` (id to `host:port`) whether it is in a cluster; what did not answer is `None` (K29).
+/// Asks each of `peers` (id to `host:port`) whether it is in a cluster (K29). `Err`: why there is no answer.
 pub async fn probe(
     transport: &dyn Transport,
     resolve: &Resolve,
     join: &Join,
     peers: &BTreeMap<String, String>,
-) -> BTreeMap<String, Option<u16>> {
+) -> BTreeMap<String, Result<Answer, String>> {
     let asked = peers.iter().map(|(node, address)| {
         Box::pin(async move {
             let asked = async {
-                let address = resolve(address).await?;
-                let reply = transport.call(address, wire::join_request(join, JOIN_BUDGET)).await.ok()?;
-                Some(wire::read_answer(&reply).status)
+                let unknown = || format!("{address} cannot be looked up");
+                let address = resolve(address).await.ok_or_else(unknown)?;
+                let reply = transport.call(address, wire::join_request(join, JOIN_BUDGET)).await;
+                reply.map(|reply| wire::read_answer(&reply)).map_err(|error| error.text().to_owned())
             };
-            (node.clone(), rt::timeout(JOIN_BUDGET, Box::pin(asked)).await.ok().flatten())
+            let in_time = rt::timeout(JOIN_BUDGET, Box::pin(asked)).await;
+            (node.clone(), in_time.unwrap_or_else(|_| Err(format!("{address} did not answer in time"))))
         })
     });
     rt::all(asked.collect()).await.into_iter().collect()
 }
 
-/// What a node answers that has never been in a cluster and does not take part in one yet (K29).
-pub fn answer_unconfigured(request: &Incoming) -> Option<Outgoing> {
+/// What a node answers that has never been in a cluster and does not take part in one yet (K29). `initial_members`: those
+/// that may found one, by its configuration.
+pub fn answer_unconfigured(request: &Incoming, initial_members: &[String]) -> Option<Outgoing> {
     let operation = request.header.operation;
     let why = "this node is in no cluster";
     match operation {
         operation::JOIN_CLUSTER => {
-            Some(wire::answer(operation, &refusal(status::PRECONDITION_FAILED, "unconfigured", why)))
+            let answer = refusal(status::PRECONDITION_FAILED, "unconfigured", why);
+            Some(wire::answer(operation, &Answer { initial_members: initial_members.to_vec(), ..answer }))
         }
         operation::CONSENSUS => None,
         _ => Some(wire::answer(operation, &refusal(status::UNAVAILABLE, "unavailable", why))),

@@ -24,7 +24,7 @@ fn state(applied_index: u64) -> Option<FoundState> {
 }
 
 fn log(start_index: u64, last_index: u64) -> Option<FoundLog> {
-    Some(FoundLog { start_index, last_index })
+    Some(FoundLog { start_index, last_index, is_voter: true })
 }
 
 fn lone() -> Mode {
@@ -82,7 +82,7 @@ fn restart_row_3_metadata_inside_the_log_is_kept() {
 
 #[test]
 fn restart_row_4_metadata_behind_the_log_is_restored_from_the_snapshot() {
-    let found = Found { state: state(5), log: log(10, 80), received: Some(10), made: Some(40) };
+    let found = Found { state: state(5), log: log(10, 80), received: Some(10), made: Some(40), ..Found::default() };
     assert_eq!(decided(lone(), found.clone()), Decision::Restore(Image::Received));
     let found = Found { received: Some(9), ..found };
     assert_eq!(decided(lone(), found.clone()), Decision::Restore(Image::Made));
@@ -125,6 +125,28 @@ fn e36_a_restored_directory_never_votes_by_its_old_log() {
     let nothing = Decision::JoinEmpty { set_state_aside: false, set_log_aside: false };
     assert_eq!(decide(&Mode::Join, false, &Found::default()), nothing);
     assert_eq!(decide(&bootstrap(), false, &Found::default()), Decision::FoundCluster { start_index: FIRST_START });
+}
+
+#[test]
+fn a_node_without_peers_does_not_run_on_the_directory_of_a_cluster() {
+    let nodes = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    let cluster = Found { state: state(50), log: log(10, 80), nodes: nodes(&["b", "c", "node-1"]), ..Found::default() };
+    for restored in [false, true] {
+        let Decision::Refuse(why) = decide(&lone(), restored, &cluster) else { panic!("it runs") };
+        assert!(why.contains("b, c, node-1") && why.contains("set cluster.peers (NARAD_CLUSTER_PEERS)"), "{why}");
+    }
+    assert_eq!(decided(bootstrap(), cluster.clone()), Decision::Keep);
+    // Its log is lost, and its metadata still knows the others.
+    let metadata = Found { log: None, ..cluster };
+    assert!(matches!(decide(&lone(), true, &metadata), Decision::Refuse(_)));
+    // One that was never let in, or has another directory's id; one that is alone, or was grown and has only itself yet.
+    let own = Found { state: state(50), log: log(10, 80), nodes: nodes(&["node-1"]), ..Found::default() };
+    let log = Some(FoundLog { is_voter: false, ..own.log.unwrap() });
+    let outside = Found { log, ..own.clone() };
+    let Decision::Refuse(why) = decided(lone(), outside.clone()) else { panic!("it runs") };
+    assert!(why.contains("waits to be let into a cluster") && why.contains("cluster.peers"), "{why}");
+    assert_eq!(decide(&lone(), true, &outside), Decision::FoundCluster { start_index: 50 });
+    assert_eq!(decided(lone(), own), Decision::Keep);
 }
 
 struct Directory(PathBuf);
@@ -218,6 +240,20 @@ fn metadata_from_before_consensus_opens_as_a_cluster_of_one_and_never_without_it
     assert!(!directory.0.join("consensus.redb").exists(), "nothing is touched");
     let opened = open(&directory.0, &lone(), true, 5).unwrap();
     assert_eq!((opened.state, opened.stored.raft_id), (state, 5));
+}
+
+#[test]
+fn a_directory_that_was_founded_by_three_is_left_alone_by_a_start_without_peers() {
+    let directory = Directory::new("of-three");
+    drop(directory.open(&bootstrap()).unwrap());
+    let why = directory.open(&lone()).err().unwrap();
+    assert!(why.contains("node-1, node-2, node-3") && why.contains("cluster.peers"), "{why}");
+    assert_eq!(directory.open(&bootstrap()).unwrap().stored.configuration.voters(), 3);
+    // A joiner that nobody has let in.
+    let directory = Directory::new("of-none");
+    drop(directory.open(&Mode::Join).unwrap());
+    let why = directory.open(&lone()).err().unwrap();
+    assert!(why.contains("waits to be let into a cluster"), "{why}");
 }
 
 struct Nobody;
