@@ -37,7 +37,7 @@ fn real_shards_keep_the_contract_and_leave_nothing_behind() {
             ..drawn
         };
         let report =
-            run_world_with(seed, options, |seed, options, sim| Rc::new(ShardLauncher::new(seed, options.nodes, sim)));
+            run_world_with(seed, options, |seed, options, sim| Rc::new(ShardLauncher::new(seed, options, sim)));
         assert!(report.violations.is_empty(), "seed {seed}, {profile:?}: {:?}", report.violations);
         total.add(&report.counts);
     }
@@ -49,7 +49,7 @@ fn several_nodes_keep_the_contract_and_leave_nothing_behind() {
     let mut total = Counts::default();
     for (seed, profile) in (40..).zip([Profile::Calm, Profile::Kills, Profile::PowerCuts, Profile::Network]) {
         let mut rng = Rng::new(seed);
-        let drawn = WorldOptions::draw(&mut rng).with_nodes(2 + seed as usize % 2, &mut rng);
+        let drawn = WorldOptions::draw(&mut rng).with_nodes(2 + seed as usize % 2, false, &mut rng);
         let options = WorldOptions {
             profile,
             retention: None,
@@ -59,7 +59,7 @@ fn several_nodes_keep_the_contract_and_leave_nothing_behind() {
             ..drawn
         };
         let launcher = |seed, options: &WorldOptions, sim: &Sim| -> Rc<dyn Launcher> {
-            Rc::new(ShardLauncher::new(seed, options.nodes, sim))
+            Rc::new(ShardLauncher::new(seed, options, sim))
         };
         let report = run_world_with(seed, options, launcher);
         assert!(report.violations.is_empty(), "seed {seed}, {profile:?}: {:?}", report.violations);

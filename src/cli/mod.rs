@@ -144,7 +144,7 @@ fn finish(result: Result<(), Failure>) -> ExitCode {
     let text = if text.starts_with("narad: ") { text } else { format!("narad: {text}") };
     let mut last = io::stderr().lock();
     let _ = writeln!(last, "{text}"); // nobody left to tell
-    // Threads of a node that could not start may still have something to log: kept, the lock makes the cause the last line.
+                                      // Threads of a node that could not start may still have something to log: kept, the lock makes the cause the last line.
     std::mem::forget(last);
     ExitCode::from(code)
 }

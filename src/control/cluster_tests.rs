@@ -12,12 +12,13 @@ use narad_shards::api::NewTopic;
 use narad_shards::io::AlignedBuf;
 use narad_shards::meta::{Address, NodeId, Snapshot};
 use narad_shards::peer::LocalBoxFuture;
-use narad_shards::remote::{CallError, ConnectionId, Hello, Transport};
+use narad_shards::remote::{CallError, ConnectionId, Hello, Service, Transport};
 use narad_shards::rt::{self, sim, Queue};
-use narad_shards::wire::{operation, Incoming, Kind, Outgoing};
+use narad_shards::wire::{Incoming, Kind, Outgoing};
 
 use super::consensus::restart::Mode;
 use super::consensus::{self, configuration};
+use super::plane::{found_or_join, Door, Identity, NeverConfigured, Part, Plane, ROUND};
 use super::tests::Directory;
 use super::*;
 
@@ -31,7 +32,6 @@ fn voter(node: &str) -> configuration::Server {
 
 struct Node {
     consensus: Rc<consensus::Consensus>,
-    membership: Rc<Membership>,
     controller: Rc<Controller>,
     applier: Rc<Applier>,
     control: Control,
@@ -40,7 +40,7 @@ struct Node {
 
 #[derive(Default)]
 struct Net {
-    nodes: RefCell<BTreeMap<SocketAddr, Rc<Node>>>,
+    doors: RefCell<BTreeMap<SocketAddr, Rc<dyn Service>>>,
     /// Neither heard nor hearing.
     lost: RefCell<Vec<SocketAddr>>,
 }
@@ -63,17 +63,10 @@ fn arrive(frame: &Outgoing, kind: Kind) -> Incoming {
 }
 
 impl Link {
-    fn target(&self, to: SocketAddr) -> Option<Rc<Node>> {
+    fn target(&self, to: SocketAddr) -> Option<Rc<dyn Service>> {
         let lost = self.net.lost.borrow();
         let reachable = !lost.contains(&to) && !lost.contains(&self.from);
-        self.net.nodes.borrow().get(&to).filter(|_| reachable).cloned()
-    }
-}
-
-async fn handle(target: &Node, frame: &Incoming) -> Option<Outgoing> {
-    match frame.header.operation {
-        operation::JOIN_CLUSTER | operation::FORGET_SERVER => target.membership.serve(frame).await,
-        _ => target.consensus.handle(frame).await,
+        self.net.doors.borrow().get(&to).filter(|_| reachable).cloned()
     }
 }
 
@@ -83,7 +76,8 @@ impl Transport for Link {
         Box::pin(async move {
             rt::sleep(Duration::from_millis(1)).await;
             let Some(target) = target else { return Err(CallError::NotSent("unreachable".into())) };
-            let reply = rt::timeout(request.budget, handle(&target, &arrive(&request, Kind::Request))).await;
+            let reply =
+                rt::timeout(request.budget, target.serve(ConnectionId(1), arrive(&request, Kind::Request))).await;
             match reply.ok().flatten() {
                 Some(reply) => Ok(arrive(&reply, Kind::Reply)),
                 None => Err(CallError::Unknown("no reply".into())),
@@ -95,7 +89,7 @@ impl Transport for Link {
         let Some(target) = self.target(to) else { return };
         rt::spawn(Queue::Foreground, async move {
             rt::sleep(Duration::from_millis(1)).await;
-            handle(&target, &arrive(&message, Kind::OneWay)).await;
+            target.serve(ConnectionId(1), arrive(&message, Kind::OneWay)).await;
         });
     }
 
@@ -119,14 +113,14 @@ impl Install for NoShards {
 fn start(net: &Rc<Net>, node: &str, mode: Mode, peers: &[&str]) -> Rc<Node> {
     let files = Directory::new(&format!("cluster-{node}-{}", rt::random_u64()));
     let opened = consensus::files::open(&files.0, &mode, false, rt::random_u64().max(1)).unwrap();
-    let me = Arc::new(Registration {
+    let me = Identity {
         node: Arc::from(node),
-        raft_id: opened.stored.raft_id,
+        boot_id: 1,
+        disk_id: opened.stored.raft_id,
         peer_address: Arc::from(address(node).to_string()),
         client_address: Arc::from("127.0.0.1:7942"),
-        build: Arc::from("0.1.0"),
-        newest_command_type: Command::NEWEST_TYPE,
-    });
+        shard_ports: vec![],
+    };
     let metastore = Metastore::over(opened.store, opened.state, Placement::in_cluster(2, node));
     let applier = Applier::start(metastore, Rc::new(NoShards));
     let link: Rc<dyn Transport> = Rc::new(Link { net: net.clone(), from: address(node) });
@@ -135,13 +129,7 @@ fn start(net: &Rc<Net>, node: &str, mode: Mode, peers: &[&str]) -> Rc<Node> {
     let consensus =
         consensus::Consensus::start(settings, opened.stored, disk, applier.clone(), link.clone(), Arc::default())
             .unwrap();
-    let log: Rc<dyn Log> = Rc::new(consensus.clone());
-    let servers: Rc<dyn Consensus> = Rc::new(consensus.clone());
-    let controller = Controller::new(log.clone(), applier.clone(), servers.clone(), me.clone());
-    let prepare = controller.clone();
-    consensus.prepare_with(Rc::new(move |command| prepare.prepare(command)));
-    let settings = Settings {
-        me,
+    let part = Part {
         peers: peers.iter().map(|peer| address(peer).to_string()).collect(),
         empty_directory: true,
         resolve: Rc::new(|text| {
@@ -149,21 +137,17 @@ fn start(net: &Rc<Net>, node: &str, mode: Mode, peers: &[&str]) -> Rc<Node> {
             Box::pin(async move { found })
         }),
     };
-    let membership = Membership::new(settings, log.clone(), applier.clone(), servers, link);
-    rt::spawn(Queue::Foreground, controller.clone().run());
-    rt::spawn(Queue::Foreground, membership.clone().run_heartbeats());
-    let current = consensus.clone();
-    rt::spawn(Queue::Foreground, membership.clone().run_join(move || current.caught_up()));
+    let door = Door::new(me, applier.clone());
+    let Plane { controller, .. } = Plane::start(&door, &consensus, &link, part);
     let (latched, trusted) = (consensus.clone(), applier.clone());
     rt::spawn(Queue::Foreground, async move {
         if latched.latch().await.is_ok() {
             trusted.trust_ownership();
         }
     });
-    let control = Control::over(log, applier.clone()).with_controller(controller.clone());
-    let started = Rc::new(Node { consensus, membership, controller, applier, control, _files: files });
-    net.nodes.borrow_mut().insert(address(node), started.clone());
-    started
+    let control = Control::over(Rc::new(consensus.clone()), applier.clone()).with_controller(controller.clone());
+    net.doors.borrow_mut().insert(address(node), door);
+    Rc::new(Node { consensus, controller, applier, control, _files: files })
 }
 
 async fn create(node: &Node, name: &str, partitions: u32) -> Arc<TopicMeta> {
@@ -273,4 +257,61 @@ fn e57_a_lone_node_founds_itself_and_serves_what_it_had() {
         seconds(120).await;
         assert_eq!(node.applier.applied_index(), index);
     });
+}
+
+/// As a process does it: asks around first.
+async fn start_first(net: Rc<Net>, node: &'static str) -> Rc<Node> {
+    let initial = ["a", "b", "c"];
+    net.doors.borrow_mut().insert(address(node), Rc::new(NeverConfigured { node: node.to_owned() }));
+    let join = Join {
+        node: node.to_owned(),
+        raft_id: 0,
+        peer_address: address(node).to_string(),
+        empty_directory: true,
+        newest_command_type: Command::NEWEST_TYPE,
+        probe: true,
+    };
+    let others = initial.into_iter().filter(|other| *other != node);
+    let peers = others.clone().map(|other| (other.to_owned(), address(other).to_string())).collect();
+    let link = Link { net: net.clone(), from: address(node) };
+    let resolve: Resolve = Rc::new(|text| {
+        let found = text.parse().ok();
+        Box::pin(async move { found })
+    });
+    let mode = match found_or_join(&link, &resolve, &join, &peers, &initial.map(str::to_owned)).await {
+        Start::Bootstrap => {
+            rt::sleep(ROUND / 2).await;
+            Mode::Bootstrap { me: node.to_owned(), voters: initial.map(voter).into() }
+        }
+        _ => Mode::Join,
+    };
+    start(&net, node, mode, &others.collect::<Vec<_>>())
+}
+
+#[test]
+fn k29_initial_members_found_one_cluster_however_far_apart_they_start() {
+    for (seed, (second, third)) in
+        [(0, 0), (700, 1400), (1600, 1600), (1600, 2900), (9000, 9000), (3000, 40_000)].into_iter().enumerate()
+    {
+        sim::run(seed as u64, async move {
+            let net: Rc<Net> = Rc::default();
+            let begin = |node, after_ms| {
+                let net = net.clone();
+                rt::spawn(Queue::Foreground, async move {
+                    rt::sleep(Duration::from_millis(after_ms)).await;
+                    start_first(net, node).await
+                })
+            };
+            let starting = [begin("a", 0), begin("b", second), begin("c", third)];
+            let mut nodes = Vec::new();
+            for node in starting {
+                nodes.push(node.await);
+            }
+            seconds(30).await;
+            let state = nodes[0].applier.state().clone();
+            assert_ne!(state.cluster_id(), 0, "{second} ms, {third} ms: nobody leads");
+            assert_eq!(state.members().len(), 3, "{second} ms, {third} ms");
+            assert!(nodes.iter().all(|node| node.consensus.is_latched()));
+        });
+    }
 }

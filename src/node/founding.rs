@@ -5,22 +5,16 @@ use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
-use narad_shards::peer::LocalBoxFuture;
-use narad_shards::remote::{ConnectionId, Hello, Service};
 use narad_shards::rt;
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
-use narad_shards::wire::{Incoming, Outgoing};
 
 use super::{PeerPlane, Refusal};
 use crate::config::Config;
 use crate::control::consensus::configuration::Server;
 use crate::control::consensus::restart::Mode;
-use crate::control::{self, Join, Start};
+use crate::control::{self, plane, Join, Start};
 use crate::peer::{PeerEndpoint, PeerSettings, TlsFiles};
-
-const ROUND: Duration = Duration::from_secs(1);
 
 /// How the consensus directory is opened. `has_consensus`: it has been in a cluster, or alone, before.
 pub fn mode(
@@ -82,29 +76,6 @@ pub async fn look_up(address: &str) -> Option<SocketAddr> {
     rt::blocking(move || name.to_socket_addrs().ok().and_then(|mut found| found.next())).await
 }
 
-/// Answers other nodes that ask: this one has never been in a cluster.
-struct NeverConfigured {
-    node: String,
-}
-
-impl Service for NeverConfigured {
-    fn hello(&self) -> Hello {
-        Hello { node: self.node.clone(), build: env!("CARGO_PKG_VERSION").to_owned(), ..Hello::default() }
-    }
-
-    fn met(&self, _connection: ConnectionId, _from: &Hello, _address: SocketAddr) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn serve(&self, _connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
-        Box::pin(async move { control::answer_unconfigured(&request) })
-    }
-
-    fn cancelled_late(&self, _connection: ConnectionId, _request_id: u64) {}
-
-    fn lost(&self, _connection: ConnectionId) {}
-}
-
 fn ask_around(config: &Config, node_id: &str, plane: &PeerPlane, initial: Vec<String>) -> Result<Start, Refusal> {
     let (settings, bind) = (config.clone(), plane.control_addr);
     let join = Join {
@@ -134,7 +105,7 @@ async fn ask(
     join: Join,
     initial: Vec<String>,
 ) -> Result<Start, String> {
-    let service = Rc::new(NeverConfigured { node: join.node.clone() });
+    let service = Rc::new(plane::NeverConfigured { node: join.node.clone() });
     let endpoint =
         PeerEndpoint::start(&handle, bind, service, peer_settings(&config)).map_err(|error| error.to_string())?;
     let others = config.cluster.peers.iter().filter(|peer| peer.id != join.node);
@@ -143,27 +114,10 @@ async fn ask(
         let address = address.to_owned();
         Box::pin(async move { look_up(&address).await })
     });
-    let mut rounds = 0;
-    let decided = loop {
-        let answers = control::probe(&*endpoint, &resolve, &join, &peers).await;
-        rounds += 1;
-        match control::start(&join.node, &initial, &answers, rounds) {
-            Start::AskAgain if rounds % 10 == 0 => {
-                let silent: Vec<&str> =
-                    answers.iter().filter(|(_, a)| a.is_none()).map(|(id, _)| id.as_str()).collect();
-                tracing::warn!(
-                    silent = silent.join(","),
-                    "a majority of the initial members must be up to found the cluster; still asking"
-                );
-            }
-            Start::AskAgain => {}
-            decided => break decided,
-        }
-        rt::sleep(ROUND).await;
-    };
+    let decided = plane::found_or_join(&*endpoint, &resolve, &join, &peers, &initial).await;
     // Those who are still asking get one more answer from here; then the node's own endpoint takes the port.
     if decided == Start::Bootstrap {
-        rt::sleep(ROUND / 2).await;
+        rt::sleep(plane::ROUND / 2).await;
     }
     endpoint.stop().await;
     Ok(decided)
