@@ -16,7 +16,11 @@ const HANDLE_REQUIRED: &str = "receipt_handle required";
 const INVALID_HANDLE: &str = "invalid receipt_handle";
 const TOO_MANY: &str = "too many receipt_handles: more than 100";
 
-pub(crate) async fn ack<B: Broker>(call: &Call<'_, B>, topic: &str, body: &mut BodyReader) -> Result<Reply, ApiError> {
+pub(crate) async fn ack<B: Broker>(
+    call: &Call<'_, B>,
+    topic: &str,
+    body: &mut BodyReader<'_>,
+) -> Result<Reply, ApiError> {
     let mode = match call.query.first("extend")?.as_deref() {
         None | Some(b"false") => SettleMode::Ack,
         Some(b"true" | b"1") => SettleMode::Extend,
@@ -64,7 +68,7 @@ fn entry(status: SettleStatus) -> (u16, Option<&'static str>) {
 async fn batch<B: Broker>(
     call: &Call<'_, B>,
     topic: &str,
-    body: &mut BodyReader,
+    body: &mut BodyReader<'_>,
     mode: SettleMode,
 ) -> Result<Reply, ApiError> {
     let body = body.read_all(ACK_BODY_BYTES_MAX).await;

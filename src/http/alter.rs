@@ -24,7 +24,7 @@ use super::Broker;
 pub(crate) async fn alter<B: Broker>(
     call: &Call<'_, B>,
     topic: &str,
-    body: &mut BodyReader,
+    body: &mut BodyReader<'_>,
 ) -> Result<Reply, ApiError> {
     let body = body.read_all(JSON_BYTES_MAX).await;
     let body = body.map_err(|failure| reply::body_refusal(failure, "request body too large"))?;

@@ -3,6 +3,7 @@
 use std::future::{poll_fn, Future};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -10,7 +11,7 @@ use hyper::body::{Body, Incoming};
 use narad_shards::rt::{self, Instant, Sleep};
 
 use super::decode::{Coding, Decoder};
-use super::limits::BodyReservation;
+use super::limits::{BodyReservation, NodeLimits};
 use super::stream::Conn;
 
 /// What is allocated before more than this has arrived, whatever length was declared.
@@ -34,20 +35,35 @@ pub(crate) enum BodyFailure {
     Undecodable,
     /// No room in the node's budget for large bodies.
     NoBudget,
+    /// No room in the memory for request bodies.
+    NoMemory,
 }
 
 /// A request body on its way in. Dropped before its end, it marks the connection as not fully read.
-pub(crate) struct BodyReader {
+pub(crate) struct BodyReader<'a> {
     incoming: Incoming,
     ended: bool,
     deadline: Instant,
     sleep: Option<Sleep>,
     conn: Rc<Conn>,
+    node: &'a Arc<NodeLimits>,
+    /// Of the memory for bodies, from the size on where that is counted. Held until the request is answered: the body
+    /// lives as long as its request.
+    memory: Option<BodyReservation>,
 }
 
-impl BodyReader {
-    pub fn new(incoming: Incoming, deadline: Instant, conn: Rc<Conn>) -> BodyReader {
-        BodyReader { incoming, ended: false, deadline, sleep: None, conn }
+impl<'a> BodyReader<'a> {
+    pub fn new(incoming: Incoming, deadline: Instant, conn: Rc<Conn>, node: &'a Arc<NodeLimits>) -> BodyReader<'a> {
+        BodyReader { incoming, ended: false, deadline, sleep: None, conn, node, memory: None }
+    }
+
+    /// So many bytes of the body are held.
+    fn hold(&mut self, bytes: usize) -> Result<(), BodyFailure> {
+        if !BodyReservation::memory_counts(bytes) {
+            return Ok(());
+        }
+        let memory = self.memory.get_or_insert_with(|| BodyReservation::of_memory(self.node));
+        memory.cover(bytes).map_err(|_| BodyFailure::NoMemory)
     }
 
     fn declared_bytes(&self) -> Option<u64> {
@@ -145,6 +161,7 @@ impl BodyReader {
                     return Err(BodyFailure::TooLarge);
                 }
                 cover(decoded.len())?;
+                self.hold(decoded.len())?;
                 slice += decoded.len() - before;
                 if slice >= SLICE_BYTES {
                     slice = 0;
@@ -173,6 +190,7 @@ impl BodyReader {
             return Err(BodyFailure::TooLarge);
         }
         cover(first.len())?;
+        self.hold(first.len())?;
         if self.at_end() {
             return Ok(first);
         }
@@ -186,13 +204,14 @@ impl BodyReader {
                 return Err(BodyFailure::TooLarge);
             }
             cover(all.len() + piece.len())?;
+            self.hold(all.len() + piece.len())?;
             all.extend_from_slice(&piece);
         }
         Ok(Bytes::from(all))
     }
 }
 
-impl Drop for BodyReader {
+impl Drop for BodyReader<'_> {
     fn drop(&mut self) {
         if !self.at_end() {
             self.conn.leave_body_unread();

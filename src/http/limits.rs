@@ -5,8 +5,10 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Budgets are taken in steps of this many bytes; a body up to one step never touches the budget.
-pub(crate) const BUDGET_STEP_BYTES: u64 = 1 << 20;
+/// The budget of large batches is taken in steps of this many bytes; a body up to one step never touches it.
+const LARGE_STEP_BYTES: u64 = 1 << 20;
+/// The same of the budget in memory, which is for bodies of every kind.
+const MEMORY_STEP_BYTES: u64 = 64 << 10;
 
 /// Who a limit is counted for: the client's address, until requests are authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,8 +27,8 @@ pub(crate) struct InFlight {
 pub struct NodeLimits {
     connections_max: u32,
     connections: AtomicU32,
-    large_body_bytes_max: u64,
-    large_body_bytes: AtomicU64,
+    large_bodies: Budget,
+    body_memory: Budget,
     /// Locked when a connection asks for its identity the first time, never per request.
     identities: Mutex<HashMap<Identity, Weak<InFlight>>>,
 }
@@ -38,10 +40,16 @@ impl NodeLimits {
         NodeLimits {
             connections_max,
             connections: AtomicU32::new(0),
-            large_body_bytes_max,
-            large_body_bytes: AtomicU64::new(0),
+            large_bodies: Budget { bytes_max: large_body_bytes_max, ..Budget::default() },
+            body_memory: Budget::default(),
             identities: Mutex::default(),
         }
+    }
+
+    /// Bytes that request bodies may take together, those up to 64 KiB aside; 0 is no limit.
+    pub fn with_body_memory(mut self, bytes_max: u64) -> NodeLimits {
+        self.body_memory.bytes_max = bytes_max;
+        self
     }
 
     /// A place for one more client connection, or `None`: leave it in the accept backlog.
@@ -61,7 +69,12 @@ impl NodeLimits {
 
     /// Bytes of large bodies held now.
     pub fn large_body_bytes_held(&self) -> u64 {
-        self.large_body_bytes.load(Relaxed)
+        self.large_bodies.bytes.load(Relaxed)
+    }
+
+    /// Bytes held now of [`NodeLimits::with_body_memory`].
+    pub fn body_memory_bytes_held(&self) -> u64 {
+        self.body_memory.bytes.load(Relaxed)
     }
 
     pub(crate) fn in_flight(&self, identity: Identity) -> Arc<InFlight> {
@@ -148,31 +161,58 @@ fn take(counter: &AtomicU32, weight: u32, max: u32) -> bool {
     taken.is_ok()
 }
 
-/// The share of the large-body budget that one batch body holds.
+/// Bytes of which so many may be held at once; 0 is no limit.
+#[derive(Debug, Default)]
+struct Budget {
+    bytes_max: u64,
+    bytes: AtomicU64,
+}
+
+/// What one body holds of a budget, given back on drop.
 pub(crate) struct BodyReservation {
     node: Arc<NodeLimits>,
+    budget: fn(&NodeLimits) -> &Budget,
+    step_bytes: u64,
     bytes: u64,
 }
 
 impl BodyReservation {
-    pub(crate) fn none(node: &Arc<NodeLimits>) -> BodyReservation {
-        BodyReservation { node: node.clone(), bytes: 0 }
+    /// Nothing yet of the budget of large batch bodies.
+    pub(crate) fn of_large_bodies(node: &Arc<NodeLimits>) -> BodyReservation {
+        BodyReservation {
+            node: node.clone(),
+            budget: |node| &node.large_bodies,
+            step_bytes: LARGE_STEP_BYTES,
+            bytes: 0,
+        }
+    }
+
+    /// Nothing yet of the memory for request bodies.
+    pub(crate) fn of_memory(node: &Arc<NodeLimits>) -> BodyReservation {
+        BodyReservation {
+            node: node.clone(),
+            budget: |node| &node.body_memory,
+            step_bytes: MEMORY_STEP_BYTES,
+            bytes: 0,
+        }
+    }
+
+    /// Whether a body of that size is charged to the memory for bodies: smaller ones are many, and off its path (E24).
+    pub(crate) fn memory_counts(body_bytes: usize) -> bool {
+        body_bytes as u64 > MEMORY_STEP_BYTES
     }
 
     /// Covers a body of `body_bytes`; takes nothing for one step or less.
     pub(crate) fn cover(&mut self, body_bytes: usize) -> Result<(), Full> {
+        let budget = (self.budget)(&self.node);
         let body_bytes = body_bytes as u64;
-        if body_bytes <= self.bytes.max(BUDGET_STEP_BYTES) || self.node.large_body_bytes_max == 0 {
+        if body_bytes <= self.bytes.max(self.step_bytes) || budget.bytes_max == 0 {
             return Ok(());
         }
-        let wanted = body_bytes.next_multiple_of(BUDGET_STEP_BYTES);
+        let wanted = body_bytes.next_multiple_of(self.step_bytes);
         let more = wanted - self.bytes;
-        let max = self.node.large_body_bytes_max;
-        let taken = self.node.large_body_bytes.fetch_update(Relaxed, Relaxed, |held| {
-            let sum = held + more;
-            (sum <= max).then_some(sum)
-        });
-        taken.map_err(|_| Full)?;
+        let fits = |held: u64| Some(held + more).filter(|sum| *sum <= budget.bytes_max);
+        budget.bytes.fetch_update(Relaxed, Relaxed, fits).map_err(|_| Full)?;
         self.bytes = wanted;
         Ok(())
     }
@@ -180,7 +220,7 @@ impl BodyReservation {
 
 impl Drop for BodyReservation {
     fn drop(&mut self) {
-        self.node.large_body_bytes.fetch_sub(self.bytes, Relaxed);
+        (self.budget)(&self.node).bytes.fetch_sub(self.bytes, Relaxed);
     }
 }
 
@@ -191,13 +231,13 @@ mod tests {
     #[test]
     fn e24_a_reservation_grows_in_steps_and_comes_back_whole() {
         let node = Arc::new(NodeLimits::new(0, 4 << 20));
-        let mut first = BodyReservation::none(&node);
+        let mut first = BodyReservation::of_large_bodies(&node);
         assert_eq!(first.cover(1 << 20), Ok(()));
         assert_eq!(node.large_body_bytes_held(), 0, "a body of one step never touches the budget");
         assert_eq!(first.cover((1 << 20) + 1), Ok(()));
         assert_eq!(node.large_body_bytes_held(), 2 << 20);
         assert_eq!(first.cover(3 << 20), Ok(()));
-        let mut second = BodyReservation::none(&node);
+        let mut second = BodyReservation::of_large_bodies(&node);
         assert_eq!(second.cover((1 << 20) + 1), Err(Full));
         assert_eq!(node.large_body_bytes_held(), 3 << 20, "a refused step leaves nothing behind");
         drop((first, second));

@@ -108,7 +108,7 @@ pub(crate) async fn answer<B: Broker>(
     }
     let observed = Observed::start(&ctx.metrics, route, &head.method, content_length(&head.headers));
     let deadline = conn.request_started() + ctx.settings.read_timeout;
-    let mut body = BodyReader::new(body, deadline, conn.clone());
+    let mut body = BodyReader::new(body, deadline, conn.clone(), &ctx.node);
     let call = Call { ctx: &ctx, conn: &conn, head: &head, query: Query::new(head.uri.query()) };
 
     let judged = async {
@@ -167,7 +167,7 @@ async fn hand_back<B: Broker>(ctx: &HttpContext<B>, conn: &Conn) {
 /// Steps 3 to 7. Step 1, the size of the headers, is hyper's and `stream`'s. Step 2 has its place here: whoever
 /// authenticates a request does it before anything else is said about it, unknown paths included, except for
 /// `/healthz` and `/readyz`, and replaces [`Identity::Ip`] by the user.
-async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyReader) -> Result<Reply, ApiError> {
+async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyReader<'_>) -> Result<Reply, ApiError> {
     let state_changing = matches!(call.head.method, Method::POST | Method::PUT | Method::PATCH);
     if state_changing && !passes_guard(&call.head.headers) {
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, HEADER_GUARD));

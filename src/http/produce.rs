@@ -12,7 +12,9 @@ use super::decode::Coding;
 use super::limits::{BodyReservation, Kind};
 use super::pipeline::Call;
 use super::query::unsigned;
-use super::reply::{self, ApiError, Reply, MESSAGE_REQUIRED, MESSAGE_TOO_LARGE, PARTITION_OUT_OF_RANGE};
+use super::reply::{
+    self, ApiError, Reply, MEMORY_EXHAUSTED, MESSAGE_REQUIRED, MESSAGE_TOO_LARGE, PARTITION_OUT_OF_RANGE,
+};
 use super::Broker;
 
 /// Bodies up to this size are parsed where they are; larger ones would hold the core for more than a millisecond.
@@ -21,7 +23,7 @@ const PARSE_IN_PLACE_BYTES: usize = 256 << 10;
 pub(crate) async fn single<B: Broker>(
     call: &Call<'_, B>,
     topic: &str,
-    body: &mut BodyReader,
+    body: &mut BodyReader<'_>,
 ) -> Result<Reply, ApiError> {
     let _slot = call.admit(Kind::Produce, 1)?;
     let key = call.query.only("key")?;
@@ -42,7 +44,7 @@ pub(crate) async fn single<B: Broker>(
 pub(crate) async fn batch<B: Broker>(
     call: &Call<'_, B>,
     topic: &str,
-    body: &mut BodyReader,
+    body: &mut BodyReader<'_>,
 ) -> Result<Reply, ApiError> {
     let mut slot = call.admit(Kind::Produce, 1)?;
     for name in ["key", "partition"] {
@@ -57,18 +59,12 @@ pub(crate) async fn batch<B: Broker>(
         "unsupported Content-Encoding: want zstd, gzip or none",
     ))?;
     // Held until the answer: it stands for the memory of the body and of what was decoded from it.
-    let mut reservation = BodyReservation::none(&call.ctx.node);
+    let mut reservation = BodyReservation::of_large_bodies(&call.ctx.node);
     let body = body.read_decoded(coding, BATCH_BYTES_MAX, &mut reservation).await.map_err(|failure| {
-        let budget = failure == BodyFailure::NoBudget;
-        if budget {
+        if failure == BodyFailure::NoBudget {
             call.ctx.metrics.count_budget_rejection();
         }
-        let error = reply::body_refusal(failure, "request body too large");
-        if budget {
-            error.not_stored()
-        } else {
-            error
-        }
+        reply::body_refusal(failure, "request body too large")
     })?;
     let batch = if body.len() <= PARSE_IN_PLACE_BYTES {
         Batch::parse(body)?
@@ -115,7 +111,7 @@ fn refusal(error: ProduceError) -> (ApiError, Option<usize>) {
             tracing::warn!(op = "produce", err = %cause, "the ingress log cannot take records at the moment; produce answers 503 until it can");
             ApiError::unavailable("the ingress log cannot grow at the moment, retry").not_stored()
         }
-        ProduceError::MemoryExhausted => ApiError::unavailable("memory budget exhausted, retry").not_stored(),
+        ProduceError::MemoryExhausted => ApiError::unavailable(MEMORY_EXHAUSTED).not_stored(),
         ProduceError::DiskReserve => ApiError::unavailable("free disk space is under the reserve, retry").not_stored(),
         ProduceError::Draining => {
             // Right for a node that has no others, too.

@@ -22,6 +22,7 @@ pub(crate) const TOPIC_NOT_FOUND: &str = "topic not found";
 pub(crate) const PARTITION_OUT_OF_RANGE: &str = "invalid argument: partition out of range";
 pub(crate) const MESSAGE_REQUIRED: &str = "message required";
 pub(crate) const MESSAGE_TOO_LARGE: &str = "message too large";
+pub(crate) const MEMORY_EXHAUSTED: &str = "memory budget exhausted, retry";
 pub(crate) const NOT_OWNER: &str = "this node does not own the requested partition";
 pub(crate) const OWNER_DOWN: &str = "partition owner is down; retry later";
 pub(crate) const LEASE_GONE: &str = "receipt handle no longer matches an active reservation";
@@ -186,8 +187,9 @@ pub(crate) fn body_refusal(failure: BodyFailure, too_large: &'static str) -> Api
         BodyFailure::Undecodable => {
             ApiError::bad_request("the request body does not decode as its Content-Encoding says")
         }
+        BodyFailure::NoMemory => ApiError::unavailable(MEMORY_EXHAUSTED).not_stored(),
         BodyFailure::NoBudget => {
-            ApiError::unavailable("batch produce bodies in flight on this node are at their limit; retry")
+            ApiError::unavailable("batch produce bodies in flight on this node are at their limit; retry").not_stored()
         }
     }
 }

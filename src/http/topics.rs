@@ -33,7 +33,7 @@ const MAYBE_APPLIED: &str =
      retrying";
 pub(super) const CHANGED: &str = "topic changed since it was read";
 
-pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader) -> Result<Reply, ApiError> {
+pub(crate) async fn create<B: Broker>(call: &Call<'_, B>, body: &mut BodyReader<'_>) -> Result<Reply, ApiError> {
     let body = body.read_all(JSON_BYTES_MAX).await;
     let body = body.map_err(|failure| reply::body_refusal(failure, "request body too large"))?;
     let has_topic = |name: &str| call.ctx.broker.topic(name).is_some();

@@ -52,7 +52,7 @@ pub(crate) fn detach<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Reply
 pub(crate) async fn attach<B: Broker>(
     call: &Call<'_, B>,
     topic: &str,
-    body: &mut BodyReader,
+    body: &mut BodyReader<'_>,
 ) -> Result<Reply, ApiError> {
     let body = body.read_all(JSON_BYTES_MAX).await;
     let body = body.map_err(|failure| reply::body_refusal_400(failure, "request body too large"))?;
@@ -104,7 +104,7 @@ impl<'a> Fields<'a> for Attach {
 pub(crate) async fn refuse<B: Broker>(
     call: &Call<'_, B>,
     route: Route,
-    body: &mut BodyReader,
+    body: &mut BodyReader<'_>,
 ) -> Result<Reply, ApiError> {
     if matches!(call.head.method, Method::POST | Method::PUT | Method::PATCH) {
         let body = body.read_all(JSON_BYTES_MAX).await;

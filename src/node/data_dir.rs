@@ -275,8 +275,6 @@ fn write_durably(directory: &Path, name: &str, text: &str) -> io::Result<()> {
 pub struct IngressDirectories {
     /// Ascending. A number at or above the shard count is adopted by shard `n mod shards`.
     pub numbers: Vec<ShardId>,
-    /// `<n>.drained`: empty of undispatched records, to be removed (E18).
-    pub drained: Vec<PathBuf>,
 }
 
 pub fn list_ingress(data: &DataDir, warnings: &mut Vec<Warning>) -> Result<IngressDirectories, Refusal> {
@@ -289,7 +287,7 @@ pub fn list_ingress(data: &DataDir, warnings: &mut Vec<Warning>) -> Result<Ingre
         let name = entry.map_err(failed)?.file_name();
         match classify_ingress(&name) {
             IngressEntry::Wal(number) => found.numbers.push(number),
-            IngressEntry::Drained => found.drained.push(ingress.join(name)),
+            IngressEntry::Drained => {} // empty of undispatched records: shard 0 removes it (E18)
             IngressEntry::Foreign => {
                 let cause = format!("{} is nothing of ours and is left alone", ingress.join(name).display());
                 warnings.push(Warning::new(cause, "move it away if nobody needs it there"));
@@ -297,7 +295,6 @@ pub fn list_ingress(data: &DataDir, warnings: &mut Vec<Warning>) -> Result<Ingre
         }
     }
     found.numbers.sort_unstable();
-    found.drained.sort_unstable();
     Ok(found)
 }
 

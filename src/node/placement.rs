@@ -116,6 +116,11 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
+    /// Bytes that request bodies may take on the whole node. At least two of the largest, so that one always passes.
+    pub fn body_bytes(&self) -> u64 {
+        (self.total_bytes / 4).max(32 << 20)
+    }
+
     /// Bytes of staging memory that each shard may register with its ring (E26), after the limit of locked memory was
     /// raised; `u64::MAX` is no limit. What does not fit is used unregistered.
     pub fn registered_per_shard_bytes(&self, locked_memory_bytes: u64) -> u64 {

@@ -132,7 +132,8 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let http_metrics: Arc<[Arc<HttpMetrics>]> = (0..=shards).map(|_| Arc::new(HttpMetrics::default())).collect();
     let http = &config.http;
     let limits =
-        NodeLimits::new(u32::try_from(http.max_connections).unwrap_or(u32::MAX), http.max_batch_body_bytes_in_flight);
+        NodeLimits::new(u32::try_from(http.max_connections).unwrap_or(u32::MAX), http.max_batch_body_bytes_in_flight)
+            .with_body_memory(memory.body_bytes());
     let placed = (0..usize::from(shards)).map(|shard| Placed {
         cpu: cpus.shards.get(shard).copied().flatten(),
         port: prepared.shard_addrs.get(shard).map(SocketAddr::port),

@@ -101,6 +101,9 @@ impl PartitionLog {
             Err(error) => ReadBack::NewBytesDiffer(format!("reading it back failed: {error}")),
         };
         self.measure(written - started, rt::now() - written);
+        if read.is_ok() && !matches!(found, ReadBack::Same) {
+            self.inner.state.borrow_mut().metrics.read_back_mismatches += 1;
+        }
         match found {
             ReadBack::Same => {}
             ReadBack::OldBytesDiffer => {
@@ -219,7 +222,6 @@ impl PartitionLog {
             zero_out(&prepared.file, prepared.block_at, &prepared.tail, until).await?;
             prepared.file.read_at(prepared.block_at, prepared.bytes).await
         };
-        self.inner.state.borrow_mut().metrics.read_back_mismatches += 1;
         let tail = &prepared.tail;
         match cut.await {
             Ok(read) if read[..tail.len()] == tail[..] && all_zero(&read[tail.len()..]) => {

@@ -102,11 +102,9 @@ pub enum TopicKind {
 
 /// What has to happen on the shard while a dead incarnation's directory is set aside.
 pub trait Retire {
-    /// Closes every open log under the name, before the directory is renamed (S6).
+    /// Closes every open log under the name and drops leases, frontier and everything else that is in memory: before the
+    /// directory is renamed (S6), so that no late ack can write a position into a fresh one (S7).
     fn close_logs(&self, old: Incarnation) -> LocalBoxFuture<'_, ()>;
-    /// Drops leases, frontier and everything else that is in memory: after the rename, before a fresh directory
-    /// exists, so that no late ack can write a position into it (S7).
-    fn drop_state(&self, old: Incarnation);
     /// This process has seen the incarnation live, and gone since.
     fn was_live(&self, old: Incarnation) -> bool;
 }
@@ -207,7 +205,6 @@ impl TopicDirectories {
                 tracing::error!(topic, %old, %live,
                     "topic directory belongs to another incarnation; set aside and not served");
                 self.set_aside(topic, old).await?;
-                retire.drop_state(old);
                 self.stamp(topic, live).await
             }
         }

@@ -29,10 +29,6 @@ impl Retire for Noted {
         })
     }
 
-    fn drop_state(&self, old: Incarnation) {
-        self.calls.borrow_mut().push(format!("drop {old}"));
-    }
-
     fn was_live(&self, old: Incarnation) -> bool {
         self.former == Some(old)
     }
@@ -86,7 +82,7 @@ fn s6_s7_another_incarnation_is_set_aside_in_this_order() {
         directories.prepare("orders", OLD, &noted).await.expect("fresh");
         disk.create_dir(Path::new("/topics/orders/p00000")).await.expect("simulated");
         directories.prepare("orders", NEW, &noted).await.expect("set aside");
-        assert_eq!(*noted.calls.borrow(), [format!("close {OLD} there=true"), format!("drop {OLD}")]);
+        assert_eq!(*noted.calls.borrow(), [format!("close {OLD} there=true")]);
         assert!(exists(&disk, "/topics/orders.stale-000000000000001d/p00000").await);
         assert!(!exists(&disk, "/topics/orders/p00000").await, "lesson n14.1: nothing old under the name");
         assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches));

@@ -290,6 +290,9 @@ impl Committer {
         if let Err(error) = file.write_at(slots.window_at(), slot).await {
             tracked.unwritten_since.set(oldest.or(tracked.unwritten_since.get()));
             tracked.dirty.set(true);
+            // An earlier write that still waits for its sync was in the same window, which may be torn now: synced, it
+            // would become the anchor, and the good anchor what is written next.
+            tracked.unsynced_since.set(None);
             return Err(error);
         }
         tracked.window_frontier.set(frontier);

@@ -304,7 +304,7 @@ fn spread(frontier: u64) -> Vec<Range> {
 type Shared = Rc<RefCell<Option<(Rc<Acks>, Rc<Tracked>)>>>;
 
 #[test]
-fn c72_d17_d19_power_cuts_between_failing_and_slow_syncs_never_lose_what_was_durable() {
+fn c72_d17_d19_power_cuts_between_failing_writes_and_failing_and_slow_syncs_never_lose_what_was_durable() {
     use crate::io::sim::{Fault, NthCall, Op, SimDisk};
     for seed in 0..150 {
         let (sim, image) = (Sim::new(seed), SimDisk::new(seed));
@@ -334,8 +334,9 @@ fn c72_d17_d19_power_cuts_between_failing_and_slow_syncs_never_lose_what_was_dur
                         rt::sleep(Duration::from_millis(node_rng.below(250))).await;
                     }
                 });
-                match rng.below(3) {
+                match rng.below(4) {
                     0 => image.inject(NthCall::new(Op::SyncData, rng.range(1, 5), Fault::Fail)),
+                    3 => image.inject(NthCall::new(Op::Write, rng.range(2, 20), Fault::Fail)),
                     1 => image.inject(NthCall::new(
                         Op::SyncData,
                         rng.range(1, 5),

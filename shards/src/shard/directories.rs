@@ -260,10 +260,6 @@ impl Retire for RetireEverywhere {
         Box::pin(async move { close_everywhere(&inner, old).await })
     }
 
-    fn drop_state(&self, _old: Incarnation) {
-        // Done by every shard when it closed the incarnation: state goes with the snapshot that lost it.
-    }
-
     fn was_live(&self, old: Incarnation) -> bool {
         self.0.directories.former.borrow().contains(&old)
     }

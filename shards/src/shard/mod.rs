@@ -163,6 +163,7 @@ impl Shard {
         shard.inner.latch_together();
         shard.inner.watch_for_removal();
         shard.inner.open_present_partitions().await;
+        shard.inner.remove_drained_remains().await;
         for (number, wal) in adopted {
             shard.inner.adopt(number, wal);
         }
@@ -271,6 +272,18 @@ async fn open_wal(options: &ShardOptions, number: u32, mode: Mode, fill: &FillBu
 }
 
 impl Inner {
+    /// What a crash left of WAL directories that were adopted and drained, one shard for the whole node.
+    async fn remove_drained_remains(&self) {
+        if self.options.id != 0 {
+            return;
+        }
+        let ingress = self.options.data_dir.join("ingress");
+        if let Err(error) = Wal::remove_drained_remains(&self.options.disk, &ingress).await {
+            tracing::warn!(dir = %ingress.display(), %error,
+                "drained WAL directories could not be removed; they hold nothing, and the next start tries again");
+        }
+    }
+
     fn strong(&self) -> Rc<Inner> {
         self.me.upgrade().expect("called on a live object")
     }

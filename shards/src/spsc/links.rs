@@ -217,28 +217,41 @@ impl Links {
 
     /// Requests to the own shard: no ring, but begun by a task, never inside the caller's own borrows.
     fn begin_own(&self, request: Request, caller: Option<Sender<Answer>>) {
+        let this = self.this.clone();
+        let begin = |this: &Links, request, caller: Option<Sender<Answer>>| {
+            this.begin(this.address(), request, move |reply| {
+                if let Some(caller) = caller {
+                    let _ = caller.send(Ok(reply)); // a caller that has gone asks nothing
+                }
+            });
+        };
+        // A commit waits for nothing but its own queue: it keeps its order by itself, one in flight a partition.
+        if queue_of(&request) == Queue::Commit {
+            rt::spawn(Queue::Commit, async move {
+                if let Some(this) = this.upgrade() {
+                    begin(&this, request, caller);
+                }
+            });
+            return;
+        }
         self.own.borrow_mut().push_back((request, caller));
         if self.own_begins.replace(true) {
             return; // the task that takes the ones before takes this one as well
         }
-        let this = self.this.clone();
         rt::spawn(Queue::Foreground, async move {
             let Some(this) = this.upgrade() else { return };
             while let Some((request, caller)) = { this.own.borrow_mut().pop_front() } {
-                this.begin(this.address(), request, move |reply| {
-                    if let Some(caller) = caller {
-                        let _ = caller.send(Ok(reply)); // a caller that has gone asks nothing
-                    }
-                });
+                begin(&this, request, caller);
             }
             this.own_begins.set(false);
         });
     }
 }
 
-/// Consume has a share of its own, so that produce cannot starve it.
+/// Consume and commit have shares of their own, so that produce cannot starve them.
 fn queue_of(request: &Request) -> Queue {
     match request {
+        Request::Commit(_) => Queue::Commit,
         Request::Claim { .. }
         | Request::Park { .. }
         | Request::NodeClaim { .. }

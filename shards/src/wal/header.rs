@@ -31,7 +31,7 @@ pub(crate) struct Header {
     /// First sequence number in the segment. Of a spare: one that was not yet given out when it became spare.
     pub first_seq: u64,
     pub segment_bytes: u64,
-    /// Every block was written before (zero-filled, or by an earlier life): several groups may be in flight in it,
+    /// Every block was written before (zero-filled, or by an earlier life, which may have left up to an eighth): several groups may be in flight in it,
     /// and a power cut may leave a hole (E7, lesson N3).
     pub prepared: bool,
     /// Had an earlier life; a rotation takes only such a one (E10).

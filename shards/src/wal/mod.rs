@@ -254,7 +254,7 @@ impl Wal {
         open::remove_drained_remains(disk, ingress).await.map(|_| ())
     }
 
-    /// Finishes removals of drained directories that a crash interrupted. To be called at start, with `ingress/`.
+    /// Finishes removals of drained directories that a crash interrupted. Shard 0 calls it at start, with `ingress/`.
     pub async fn remove_drained_remains(disk: &Disk, ingress: &Path) -> io::Result<usize> {
         open::remove_drained_remains(disk, ingress).await
     }

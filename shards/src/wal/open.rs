@@ -418,7 +418,10 @@ pub(super) async fn remove_drained_remains(disk: &crate::io::Disk, ingress: &Pat
         if Path::new(&entry.name).extension().is_some_and(|extension| extension == "drained") {
             let path = ingress.join(&entry.name);
             tracing::info!(path = %path.display(), "removing a WAL directory whose records were all dispatched");
-            disk.remove_dir_all(&ingress.join(&entry.name)).await?;
+            match disk.remove_dir_all(&path).await {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {} // another shard was faster
+                done => done?,
+            }
             removed += 1;
         }
     }

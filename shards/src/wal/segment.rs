@@ -212,7 +212,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Gives a segment that nobody needs any more its next life (E3). Not refilled: its blocks were all written.
+    /// Gives a segment that nobody needs any more its next life (E3). Not refilled: all its blocks were
+    /// written, or all but the last eighth, whose first write has extents to convert once more.
     pub async fn recycle(&self, segment: &Segment, floor: u64) -> io::Result<Segment> {
         let reborn = segment.reborn();
         reborn.open_file()?.write_durable_at(0, reborn.header(self, State::Spare, floor).encode()).await?;

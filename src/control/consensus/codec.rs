@@ -110,7 +110,8 @@ pub fn reply_text(reply: &Incoming) -> String {
     String::from_utf8_lossy(&reply.payload()).into_owned()
 }
 
-/// The library panics on numbers that name nothing, so they end here.
+/// The library panics on numbers that name nothing, so they end here. What only a node's own log can tell ends in
+/// [`super::core::Core::step`].
 pub fn decode_message(bytes: &[u8]) -> Result<Message, String> {
     let message = Message::decode(bytes).map_err(|error| error.to_string())?;
     if MessageType::from_i32(message.msg_type).is_none() {

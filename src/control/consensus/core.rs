@@ -1,13 +1,14 @@
 //! The library's state machine and its log: no I/O, no clock, no randomness of its own.
 
 use prost::Message as _;
-use raft::eraftpb::{ConfChange, Entry, EntryType, Message};
+use raft::eraftpb::{ConfChange, Entry, EntryType, Message, MessageType};
 use raft::{RawNode, Ready, StateRole};
 
 use super::configuration::{Change, Configuration};
 use super::disk::{Changes, Position, Stored};
 use super::logger;
 use super::mirror::{Label, Mirror};
+use crate::control::Stopped;
 
 /// A leader sends heartbeats each tick; a follower that hears nothing for so many calls an election. Its ticks have a
 /// length drawn by the driver, which is all the randomness there is (E46).
@@ -104,10 +105,23 @@ impl Core {
 
     /// A peer's message. Proposals and read requests of peers have no business here (E47), nor has what was meant for
     /// a directory that this one has replaced.
-    pub fn step(&mut self, message: Message) {
-        if message.to == self.raft_id() {
-            let _ = self.node.step(message); // refused messages are the library's business
+    ///
+    /// `Stopped`: this node has lost entries that it acknowledged. A heartbeat's commit index is cut to what the follower
+    /// has acknowledged, so one beyond the log's end says that the log was longer; the library would panic on it.
+    pub fn step(&mut self, message: Message) -> Result<(), Stopped> {
+        if message.to != self.raft_id() {
+            return Ok(());
         }
+        let (last, lost) = (self.last(), message.commit);
+        if message.msg_type == MessageType::MsgHeartbeat as i32 && message.term >= self.term() && lost > last {
+            return Err(Stopped::refused(format!(
+                "the leader knows that this node had the cluster's log up to entry {lost}, and it ends at entry {last}: \
+                 the data directory is an older copy, or the drive has lost what it said was written; start this node \
+                 once with --restored, then it joins as a new server"
+            )));
+        }
+        let _ = self.node.step(message); // refused messages are the library's business
+        Ok(())
     }
 
     /// `Ok`: in the log, at this position, on its way. `Err`: it is not and will not be.

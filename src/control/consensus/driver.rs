@@ -150,9 +150,9 @@ impl Driver {
 
     async fn take(&mut self, core: &mut Core, request: Request) -> Result<(), Stopped> {
         match request {
-            Request::Step(message) => core.step(message),
+            Request::Step(message) => core.step(message)?,
             Request::Snapshot(message, done) => {
-                core.step(message);
+                core.step(message)?;
                 // Before anything else can touch the received file.
                 settle(core, self).await?;
                 let _ = done.send(()); // the sender may have given up

@@ -303,6 +303,28 @@ fn n82_compressed_bodies_are_bounded_as_sent_and_decoded() {
 }
 
 #[test]
+fn e20_the_memory_for_bodies_counts_every_route_from_64_kib_on() {
+    let limits = NodeLimits::new(0, 0).with_body_memory(256 << 10);
+    run_with(HttpSettings::default(), limits, |world| async move {
+        world.broker().produce_takes.set(std::time::Duration::from_secs(1));
+        let mut first = world.connect();
+        first.send(&request("POST", PATH, JSON, &vec![b'1'; 200 << 10])).await;
+        rt::sleep(std::time::Duration::from_millis(10)).await;
+        assert_eq!(world.ctx.node.body_memory_bytes_held(), 256 << 10, "in steps");
+        let batch = format!("{{\"messages\":[{{\"payload\":\"{}\"}}]}}", "x".repeat(70_000));
+        for (target, body) in [(PATH, vec![b'1'; 65_537]), (BATCH, batch.into_bytes())] {
+            let refused = world.ask("POST", target, JSON, &body).await;
+            refused.expect(503, &error("memory budget exhausted, retry"));
+            assert_eq!(refused.header("retry-after"), Some("1"));
+        }
+        world.ask("POST", PATH, JSON, &vec![b'1'; 65_536]).await.expect(202, "");
+        assert_eq!(first.answer().await.map(|a| a.status), Some(202));
+        world.ask("POST", PATH, JSON, &vec![b'1'; 200 << 10]).await.expect(202, "");
+        assert_eq!(world.ctx.node.body_memory_bytes_held(), 0);
+    });
+}
+
+#[test]
 fn n82_the_node_wide_budget_for_large_bodies() {
     run_with(HttpSettings::default(), NodeLimits::new(0, 4 << 20), |world| async move {
         let body = |bytes: usize| {

@@ -12,6 +12,7 @@ use crate::peer::Record;
 use crate::rt::Instant;
 
 use super::action::TopicLife;
+use super::{BATCH_BYTES_TARGET, BATCH_TARGET, COMMIT_BYTES_MAX};
 
 pub(crate) type LaneId = u32;
 
@@ -167,6 +168,12 @@ impl Lane {
 
     pub fn probe_waits(&self) -> bool {
         self.failing.as_ref().is_some_and(|failing| failing.probe.is_some())
+    }
+
+    /// What is queued is worth a commit of its own.
+    pub fn has_full_batch(&self) -> bool {
+        let enough = self.queue.len() >= BATCH_TARGET && self.queued_bytes >= BATCH_BYTES_TARGET;
+        enough || self.queued_bytes >= COMMIT_BYTES_MAX
     }
 
     /// Nothing refers to the lane and it refers to nothing.

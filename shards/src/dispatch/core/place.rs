@@ -5,9 +5,7 @@ use super::action::{Action, Report};
 use super::gone::Verdict;
 use super::lane::{Entry, Key, Lane, LaneId};
 use super::marks::Mark;
-use super::{
-    encoded_bytes, Core, Ready, BACKOFF, BATCH_TARGET, COMMIT_BYTES_MAX, LOOKAHEAD_WINDOWS, REROUTE_AFTER, RESCAN_EVERY,
-};
+use super::{encoded_bytes, Core, Ready, BACKOFF, LOOKAHEAD_WINDOWS, REROUTE_AFTER, RESCAN_EVERY};
 use crate::dispatch::{ReadBack, ReadLimit};
 use crate::meta::Destination;
 use crate::rt::Instant;
@@ -255,12 +253,9 @@ impl Core {
             failing.probe = Some(entry);
             return self.refresh(id);
         }
-        let bytes_before = lane.queued_bytes;
         lane.queued_bytes += entry.bytes;
         lane.queue.push_back(entry);
-        let grown = lane.queue.len() == BATCH_TARGET
-            || bytes_before < COMMIT_BYTES_MAX && lane.queued_bytes >= COMMIT_BYTES_MAX;
-        if lane.queue.len() == 1 || grown && matches!(lane.ready, Ready::Linger(_)) {
+        if lane.queue.len() == 1 || lane.has_full_batch() && matches!(lane.ready, Ready::Linger(_)) {
             self.refresh(id);
         }
     }

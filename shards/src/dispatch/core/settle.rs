@@ -1,5 +1,6 @@
 //! Sending batches and judging the answers: done, failing, hung, late, refused.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +13,20 @@ use crate::peer::{copy_out, CommitBatch, CommitError, Committed};
 impl Core {
     // Sending.
 
-    /// Small batches stop waiting when their time is up, when nothing else is in flight, or when memory is short.
+    /// Small batches stop waiting when their time is up, or when what they wait for cannot come because memory is short
+    /// or the window full. All that wait for the same node leave with the first of them: what a drive gets at once it
+    /// makes durable with one flush or two, what it gets one after the other with a flush each.
     pub(super) fn release_lingering(&mut self) {
-        let idle = self.commits_active == 0 || self.pressed;
-        while let Some(&(at, id)) = self.lingering.first().filter(|(at, _)| idle || *at <= self.now) {
+        let all = self.pressed || self.room().is_none();
+        if !all && self.lingering.first().is_none_or(|(at, _)| *at > self.now) {
+            return;
+        }
+        let node_of = |core: &Core, id: LaneId| core.lanes[id].address.map(|address| address.node);
+        let over = self.lingering.iter().take_while(|(at, _)| all || *at <= self.now);
+        let nodes: BTreeSet<_> = over.map(|(_, id)| node_of(self, *id)).collect();
+        let leaving = self.lingering.iter().filter(|(_, id)| nodes.contains(&node_of(self, *id)));
+        let leaving: Vec<_> = leaving.copied().collect();
+        for (at, id) in leaving {
             self.lingering.remove(&(at, id));
             self.lanes[id].ready = Ready::Due;
             self.due.push_back(id);
@@ -133,6 +144,7 @@ impl Core {
 
     /// A commit's answer has come: the loan of its buffers is over.
     pub fn landed(&mut self, id: CommitId, result: Result<Committed, CommitError>) {
+        self.answered_at = self.now;
         let Some(lane) = self.lanes.get_mut(id.lane) else { return };
         if lane.flight.as_ref().is_some_and(|flight| flight.serial == id.serial) {
             if let Some(flight) = lane.flight.take() {

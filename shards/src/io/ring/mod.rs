@@ -12,6 +12,7 @@ mod net_tests;
 mod ops;
 mod recv_buffers;
 mod registered;
+mod setup;
 mod slots;
 mod udp;
 #[cfg(test)]
@@ -39,11 +40,9 @@ pub use udp::{Received, Sent, Udp, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
 
 use recv_buffers::RecvBuffers;
 use registered::Registered;
+use setup::{explain_setup, retry_while_short};
 use slots::Slots;
 
-/// How long a ring waits for locked memory that is on its way back: 3 s.
-const SHORT_ATTEMPTS: u32 = 60;
-const SHORT_PAUSE: std::time::Duration = std::time::Duration::from_millis(50);
 /// A completion that belongs to no slot: a doorbell rung by another shard, a cancellation, a failed ring of ours.
 pub(crate) const IGNORED: u64 = u64::MAX;
 /// The standing read on the ring's eventfd.
@@ -88,6 +87,9 @@ struct Core {
     sockets_in_flight: usize,
     waiting_files: VecDeque<squeue::Entry>,
     waiting_sockets: VecDeque<squeue::Entry>,
+    /// Cancellations that the submission queue had no room for: without them a receive that nobody waits for would hold
+    /// its socket until the peer closes.
+    cancels_owed: Vec<OpId>,
     counters: RuntimeMetrics,
     /// Microseconds of each enter that did not wait (E30).
     submit_micros: Histogram,
@@ -182,6 +184,7 @@ impl Ring {
                 sockets_in_flight: 0,
                 waiting_files: VecDeque::new(),
                 waiting_sockets: VecDeque::new(),
+                cancels_owed: Vec::new(),
                 counters: RuntimeMetrics::default(),
                 submit_micros: histogram(),
             }),
@@ -213,10 +216,17 @@ impl Ring {
 
     /// Moves waiting entries to the submission queue, as far as the bounds allow.
     fn admit(&self, core: &mut Core) {
-        if core.waiting_files.is_empty() && core.waiting_sockets.is_empty() {
+        if core.waiting_files.is_empty() && core.waiting_sockets.is_empty() && core.cancels_owed.is_empty() {
             return;
         }
         let mut submission = core.uring.submission();
+        while let Some(id) = core.cancels_owed.last() {
+            // SAFETY: such an entry points to no memory.
+            if unsafe { submission.push(&cancel_entry(*id)) }.is_err() {
+                return;
+            }
+            core.cancels_owed.pop();
+        }
         while core.in_flight < self.in_flight_max && !submission.is_full() {
             let socket_may_go = core.sockets_in_flight < self.sockets_max;
             let entry = match core.waiting_files.pop_front() {
@@ -266,8 +276,9 @@ impl Ring {
                 return;
             }
         }
-        let entry = opcode::AsyncCancel::new(id.user_data()).build().flags(squeue::Flags::SKIP_SUCCESS);
-        self.push_unowned(&entry.user_data(IGNORED));
+        if !self.push_unowned(&cancel_entry(id)) {
+            self.core.borrow_mut().cancels_owed.push(id);
+        }
     }
 
     /// For entries without memory or descriptor behind them. Flushes when the submission queue is full.
@@ -538,60 +549,14 @@ impl Ring {
     }
 }
 
+fn cancel_entry(id: OpId) -> squeue::Entry {
+    let entry = opcode::AsyncCancel::new(id.user_data()).build();
+    entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(IGNORED)
+}
+
 fn thread_cpu_nanos() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is valid for the call, which cannot fail for this clock.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
-/// Locked memory is counted per user, and the kernel gives that of a ring back some time after its process has gone: a
-/// start right after a kill finds it taken (lesson U3). Nothing runs on this thread yet that sleeping would hold up.
-fn retry_while_short<T>(mut make: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    for _ in 0..SHORT_ATTEMPTS {
-        match make() {
-            Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => std::thread::sleep(SHORT_PAUSE),
-            made => return made,
-        }
-    }
-    make()
-}
-
-/// Lessons U1 to U4: say what stands in the way, not only what the kernel said.
-fn explain_setup(error: io::Error) -> io::Error {
-    let why = match error.raw_os_error() {
-        Some(libc::ENOSYS) => {
-            "the kernel has no io_uring, or a seccomp profile hides it: allow the system calls io_uring_setup, \
-             io_uring_enter and io_uring_register"
-        }
-        Some(libc::EPERM) => {
-            "io_uring is forbidden here: look at `sysctl kernel.io_uring_disabled` and `kernel.io_uring_group`, and \
-             at the container's seccomp profile (io_uring_setup, io_uring_enter, io_uring_register)"
-        }
-        Some(libc::ENOMEM) => "out of locked memory: raise the memlock limit (ulimit -l, LimitMEMLOCK=)",
-        Some(libc::EINVAL) => "this kernel lacks DEFER_TASKRUN: Linux 6.1 or newer is needed",
-        _ => return error,
-    };
-    io::Error::new(error.kind(), format!("cannot create an io_uring: {error}: {why}"))
-}
-
-#[cfg(test)]
-mod setup_tests {
-    use super::*;
-
-    #[test]
-    fn lesson_u3_locked_memory_that_comes_back_late_is_waited_for() {
-        let mut attempts = 0;
-        let made = retry_while_short(|| {
-            attempts += 1;
-            if attempts < 3 {
-                Err(io::Error::from_raw_os_error(libc::ENOMEM))
-            } else {
-                Ok(attempts)
-            }
-        });
-        assert_eq!(made.ok(), Some(3));
-        let refused: io::Result<()> = retry_while_short(|| Err(io::Error::from_raw_os_error(libc::EPERM)));
-        assert_eq!(refused.err().and_then(|error| error.raw_os_error()), Some(libc::EPERM));
-    }
 }

@@ -98,24 +98,40 @@ fn nothing_leaves_before_it_is_durable_and_a_refusing_disk_sends_nothing() {
         let mut notes = Notes::default();
         let mut vote = Message { from: b, to: a, term: 2, log_term: 1, index: 1, ..Message::default() };
         vote.set_msg_type(MessageType::MsgRequestVote);
-        follower.step(vote);
+        follower.step(vote).unwrap();
         settle(&mut follower, &mut notes).await.unwrap();
         assert_eq!(notes.lines, ["store", "send MsgRequestVoteResponse"]);
         notes.lines.clear();
-        follower.step(append(b, a, 2, 1));
+        follower.step(append(b, a, 2, 1)).unwrap();
         settle(&mut follower, &mut notes).await.unwrap();
         assert_eq!(notes.lines, ["store", "send MsgAppendResponse"]);
         notes.lines.clear();
-        follower.step(append(b, a, 3, 2));
+        follower.step(append(b, a, 3, 2)).unwrap();
         settle(&mut follower, &mut notes).await.unwrap();
         assert_eq!(notes.lines, ["store", "send MsgAppendResponse", "apply 2"]);
         notes.lines.clear();
         // Stored, then sent, then applied: and not at all when it could not be stored.
         notes.refuse = true;
-        follower.step(append(b, a, 4, 3));
+        follower.step(append(b, a, 4, 3)).unwrap();
         assert!(settle(&mut follower, &mut notes).await.is_err());
         assert!(notes.lines.is_empty(), "{:?}", notes.lines);
     });
+}
+
+#[test]
+fn e36_a_node_that_lost_acknowledged_entries_stops_and_names_restored() {
+    let (a, b) = (bootstrap_id("a"), bootstrap_id("b"));
+    let mut follower = core("a", &["a", "b", "c"]);
+    let mut heartbeat = Message { from: b, to: a, term: 2, commit: 1, ..Message::default() };
+    heartbeat.set_msg_type(MessageType::MsgHeartbeat);
+    follower.step(heartbeat.clone()).unwrap();
+    heartbeat.commit = 9;
+    // Meant for a directory that this one has replaced, or from a leader of the past: neither says anything of this log.
+    follower.step(Message { to: 77, ..heartbeat.clone() }).unwrap();
+    follower.step(Message { term: 1, ..heartbeat.clone() }).unwrap();
+    let stopped = follower.step(heartbeat).unwrap_err();
+    assert!(stopped.why.contains("up to entry 9, and it ends at entry 1"), "{}", stopped.why);
+    assert!(stopped.why.contains("--restored"), "{}", stopped.why);
 }
 
 #[test]

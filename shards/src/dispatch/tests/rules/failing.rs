@@ -56,6 +56,7 @@ fn lesson_n23_1_hung_owner_stalls_nobody_else() {
         state
         > checkpoint 2 held 3 skipped 0 lanes 19 timer yes
         ok orders/16
+        tick 50ms
         > commit orders/0 [20-21] to 7/0 (30s)
         ",
     );

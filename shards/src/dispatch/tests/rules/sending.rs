@@ -73,30 +73,124 @@ fn a_small_batch_lingers_twice_its_owners_latency_while_others_are_in_flight() {
         tick 1ms
         tick 1ms
         > commit orders/0 [3-4] to 0/0 (30s)
-        # 64 records do not wait
-        append 5-67 orders/2
-        append 68 orders/2
+        # 64 records of a kilobyte do not wait
+        append 5-67 orders/2 bytes=1024
+        append 68 orders/2 bytes=1024
         > commit orders/2 [5-68] to 0/0 (30s)
     ");
 }
 
 #[test]
-fn lingering_ends_when_nothing_else_is_in_flight() {
+fn a_batch_that_lingers_goes_on_to_when_the_others_have_landed() {
     run("
-        topic orders 1 3 on 0/0,0/0,0/0
+        topic orders 1 1 on 0/0
         append 1 orders/0
         > commit orders/0 [1] to 0/0 (30s)
-        tick 20ms
-        append 2 orders/1
-        > commit orders/1 [2] to 0/0 (30s)
+        tick 3ms
+        append 2 orders/0
+        tick 1ms
         ok orders/0
         > checkpoint 2
+        # it came while a commit was in flight: under a steady load there is always a moment without one
         append 3 orders/0
-        append 4 orders/2
+        tick 6ms
+        append 4 orders/0
+        tick 1ms
+        > commit orders/0 [2-4] to 0/0 (30s)
+    ");
+}
+
+#[test]
+fn many_small_records_linger_for_a_batch_worth_its_padding() {
+    run("
+        topic orders 1 2 on 0/0,0/1
+        append 1 orders/0
+        > commit orders/0 [1] to 0/0 (30s)
+        tick 40ms
+        ok orders/0
+        > checkpoint 2
+        append 2 orders/1
+        > commit orders/1 [2] to 0/1 (30s)
+        # 72 bytes each, with what the owner adds
+        append 3-900 orders/0
+        append 901-912 orders/0
+        append 913 orders/0
+        > commit orders/0 [3-913] to 0/0 (30s)
+    ");
+}
+
+#[test]
+fn a_full_window_ends_all_lingering() {
+    let mut script = Script::new(Limits { held_bytes_max: 64 << 10 });
+    let addresses = vec!["0/0"; 9].join(",");
+    script.check(&format!(
+        "
+        topic orders 1 9 on {addresses}
+        append 1 orders/0
+        > commit orders/0 [1] to 0/0 (30s)
+        tick 40ms
+        ok orders/0
+        > checkpoint 2
+        append 2-14 orders/1 bytes=1000
+        append 15-27 orders/2 bytes=1000
+        append 28-40 orders/3 bytes=1000
+        append 41-53 orders/4 bytes=1000
+        # the limit is 61 of them: nothing that the others wait for can be read before one has been committed
+        append 54-66 orders/5 bytes=1000
+        > commit orders/1 [2-14] to 0/0 (30s)
+        > commit orders/2 [15-27] to 0/0 (30s)
+        > commit orders/3 [28-40] to 0/0 (30s)
+        > commit orders/4 [41-53] to 0/0 (30s)
+        > commit orders/5 [54-63] to 0/0 (30s)
+        "
+    ));
+}
+
+#[test]
+fn a_record_that_finds_the_dispatcher_idle_is_committed_at_once() {
+    run("
+        topic orders 1 2 on 0/0,0/0
+        append 1 orders/0
+        > commit orders/0 [1] to 0/0 (30s)
+        tick 4ms
+        ok orders/0
+        > checkpoint 2
+        tick 1us
+        append 2 orders/1
+        > commit orders/1 [2] to 0/0 (30s)
+    ");
+}
+
+#[test]
+fn what_lingers_for_one_node_leaves_together() {
+    run("
+        topic orders 1 5 on 0/0,0/1,7/0,0/0,7/1
+        append 1 orders/0
+        > commit orders/0 [1] to 0/0 (30s)
+        append 2 orders/1
+        > commit orders/1 [2] to 0/1 (30s)
+        append 3 orders/2
+        > commit orders/2 [3] to 7/0 (30s)
+        append 4 orders/4
+        > commit orders/4 [4] to 7/1 (30s)
+        tick 4ms
+        ok orders/0
+        > checkpoint 2
         ok orders/1
-        > commit orders/0 [3] to 0/0 (30s)
-        > commit orders/2 [4] to 0/0 (30s)
         > checkpoint 3
+        append 5 orders/0
+        tick 2ms
+        append 6 orders/3
+        append 7 orders/1
+        tick 1ms
+        ok orders/2
+        > checkpoint 4
+        append 8 orders/2
+        # the time of orders/0 is up; the drive that it goes to is that of orders/1 and orders/3 as well
+        tick 5ms
+        > commit orders/0 [5] to 0/0 (30s)
+        > commit orders/1 [7] to 0/1 (30s)
+        > commit orders/3 [6] to 0/0 (30s)
     ");
 }
 
