@@ -9,7 +9,7 @@ use narad_shards::peer::Carrier;
 use narad_shards::remote::sim::SimNetwork;
 use narad_shards::shard::Shard;
 
-use crate::broker::{Answer, Observer};
+use crate::broker::{Answer, End, Observer};
 use crate::ledger::Violation;
 use crate::node::Links;
 
@@ -29,6 +29,9 @@ pub trait ControlPlane {
 
     /// A process is about to end.
     fn ends(&self, node: usize);
+
+    /// It has ended, and nothing of it is left.
+    fn ended(&self, _node: usize, _end: End) {}
 
     /// Answers one of its shards.
     fn answer(&self, node: usize, command: MetaCommand) -> Answer<MetaReply>;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use narad::control::{Batch, CopyImage, State, Storage, Store};
+use narad_shards::rt::sim::Rng;
 
 use crate::ledger::{Rule, Violation};
 
@@ -57,6 +58,27 @@ impl MetadataFiles {
         let copied = [STATE, LOG].map(|file| fs::copy(directory.join(file), directory.join(COPY).join(file)));
         if copied.iter().all(Result::is_ok) {
             self.copies.borrow_mut().insert(node, Copied { applied_index, last_index });
+        }
+    }
+
+    /// Right before a process ends: what a kill leaves behind. redb closes its files in order when the process is dropped.
+    pub fn before_end(&self, node: usize) {
+        let directory = self.of(node);
+        for file in [STATE, LOG] {
+            let kept = directory.join(COPY).join(format!("killed-{file}"));
+            // A first start may have made none yet.
+            if fs::copy(directory.join(file), &kept).is_err() {
+                let _ = fs::remove_file(&kept);
+            }
+        }
+    }
+
+    /// The process was killed, not closed.
+    pub fn after_kill(&self, node: usize) {
+        let directory = self.of(node);
+        for file in [STATE, LOG] {
+            // There is none where there was none.
+            let _ = fs::rename(directory.join(COPY).join(format!("killed-{file}")), directory.join(file));
         }
     }
 
@@ -149,19 +171,22 @@ pub struct Checked {
     store: Store,
     state: State,
     history: History,
+    /// Planted: leaves changes out.
+    skips: Option<Rng>,
 }
 
 impl Checked {
-    pub fn new(store: Store, state: State, history: History) -> Checked {
+    pub fn new(store: Store, state: State, history: History, skips: Option<Rng>) -> Checked {
         history.holds(&state);
-        Checked { store, state, history }
+        Checked { store, state, history, skips }
     }
 }
 
 impl Storage for Checked {
     fn commit(&mut self, batch: &Batch) -> Result<(), String> {
         self.store.commit(batch)?;
-        self.state.absorb(batch.applied_index, &batch.changes);
+        let skip = self.skips.as_mut().is_some_and(|rng| rng.chance(1, 20));
+        self.state.absorb(batch.applied_index, if skip { &[] } else { &batch.changes });
         self.history.holds(&self.state);
         Ok(())
     }

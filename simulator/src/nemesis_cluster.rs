@@ -44,7 +44,7 @@ pub async fn act(world: &Rc<World>) {
             let end = [End::Killed, End::PowerCut, End::Graceful][world.draw(3) as usize];
             down(world, &[node], end, 5_000).await;
         }
-        6 | 7 => pause(world, leader_or_any(world, &whole)).await,
+        6 | 7 => world.stand_still(leader_or_any(world, &whole), 50 * MS, 9_000 * MS).await,
         8 => {
             // A majority, or all of them.
             let spared = world.any_node();
@@ -67,24 +67,13 @@ fn leader_or_any(world: &World, whole: &Whole) -> usize {
     whole.leader().filter(|_| world.chance(3, 4)).unwrap_or_else(|| world.any_node())
 }
 
-async fn pause(world: &Rc<World>, node: usize) {
-    let Some(network) = world.network() else { return };
-    world.fault(&format!("node {node} stands still"));
-    network.pause(tag(node));
-    world.sim.pause(tag(node));
-    world.pause(50 * MS, 9_000 * MS).await;
-    network.resume(tag(node));
-    world.sim.resume(tag(node));
-    world.note(format!("--- node {node} goes on"));
-}
-
 /// Ends nodes at once, and starts them again after a while, beside each other.
 async fn down(world: &Rc<World>, nodes: &[usize], end: End, ms_max: u64) {
     for node in nodes {
         world.stop(*node, end).await;
     }
     world.pause(Duration::ZERO, MS * ms_max as u32).await;
-    world.start_all(nodes.iter().copied()).await;
+    world.start_all(nodes.iter().copied(), 2_000 * MS).await;
 }
 
 /// A copy of a node's metadata is made, comes of age, and takes the place of what the node has then.
@@ -100,7 +89,8 @@ async fn old_files(world: &Rc<World>, whole: &Whole) {
     world.stop(node, if world.chance(1, 2) { End::Killed } else { End::PowerCut }).await;
     if let Some(what) = whole.put_back(node, which) {
         world.fault(&format!("node {node} comes back with {what}"));
+        world.ledger.borrow_mut().counts.old_files += 1;
     }
     rt::sleep(MS * world.draw(3_000) as u32).await;
-    world.start_all(std::iter::once(node)).await;
+    world.start_all(std::iter::once(node), MS).await;
 }

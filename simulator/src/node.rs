@@ -73,7 +73,7 @@ impl ShardLauncher {
         let network = (nodes > 1).then(|| SimNetwork::new(sim.clone(), rng.next_u64()));
         let (whole, control): (_, Rc<dyn ControlPlane>) = match network {
             Some(network) if options.whole => {
-                let whole = Whole::new(nodes, sim, network, rng.fork());
+                let whole = Whole::new(options, sim, network, rng.fork());
                 (Some(whole.clone()), whole)
             }
             network => {
@@ -161,7 +161,9 @@ impl Launcher for ShardLauncher {
         self.control.ends(node);
     }
 
-    fn ended(&self, _node: usize, _end: End) {}
+    fn ended(&self, node: usize, end: End) {
+        self.control.ended(node, end);
+    }
 
     fn network(&self) -> Option<SimNetwork> {
         self.control.network()

@@ -30,12 +30,25 @@ pub enum Profile {
     Resize,
 }
 
+/// One way to break the rules of the metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// A replica skips a change now and then.
+    SkipChange,
+    /// A node confirms by its own state that a topic is gone, without the leader's word (K21).
+    OwnWord,
+    /// Old files of a voter come back without `--restored` (E36).
+    OldVoter,
+}
+
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
     pub profile: Profile,
     pub nodes: usize,
     /// The nodes run their control planes too, on one metadata.
     pub whole: bool,
+    /// What is wrong with the control planes, so that it is found.
+    pub planted: Option<Planted>,
     pub shards: u16,
     pub topics: usize,
     pub partitions: u32,
@@ -89,6 +102,7 @@ impl WorldOptions {
             profile,
             nodes: 1,
             whole: false,
+            planted: None,
             shards: if profile == Profile::Resize { 1 } else { drawn_shards },
             topics: rng.range(1, 4) as usize,
             partitions: rng.range(1, 5) as u32,
@@ -136,7 +150,7 @@ impl WorldOptions {
         }
         // Long enough for elections and for what membership makes of silence, and few records on the way.
         WorldOptions {
-            produces: rng.range(15, 60),
+            produces: rng.range(10, 40),
             pace: Duration::from_millis(rng.range(200, 1_500)),
             batch_records: several.batch_records.min(60),
             churn: rng.chance(1, 2),

@@ -33,7 +33,7 @@ fn a_broker_that_keeps_the_contract_passes() {
         assert!(report.violations.is_empty(), "seed {}: {:?}", report.seed, report.violations);
         total.add(&report.counts);
     }
-    assert_eq!(total.missing(), None);
+    assert_eq!(total.missing(false), None);
 }
 
 #[test]

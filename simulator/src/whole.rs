@@ -23,11 +23,12 @@ use narad_shards::rt::sim::{Rng, Sim};
 use narad_shards::rt::{self, Queue};
 use narad_shards::shard::Shard;
 
-use crate::broker::{Answer, Observer};
+use crate::broker::{Answer, End, Observer};
 use crate::control::ControlPlane;
 use crate::ledger::{Rule, Violation};
 use crate::metadata_files::{Checked, History, MetadataFiles};
 use crate::node::Links;
+use crate::options::{Planted, WorldOptions};
 use crate::world::tag;
 
 const CONTROL_PORT: u16 = 7900;
@@ -39,6 +40,7 @@ pub struct Whole {
     nodes: usize,
     network: SimNetwork,
     files: MetadataFiles,
+    planted: Option<Planted>,
     tuning: Tuning,
     rng: RefCell<Rng>,
     /// Processes that run.
@@ -82,7 +84,8 @@ fn control_address(node: usize) -> String {
 }
 
 impl Whole {
-    pub fn new(nodes: usize, sim: &Sim, network: SimNetwork, mut rng: Rng) -> Rc<Whole> {
+    pub fn new(options: &WorldOptions, sim: &Sim, network: SimNetwork, mut rng: Rng) -> Rc<Whole> {
+        let (nodes, planted) = (options.nodes, options.planted);
         sim.set_blocking(COMMIT_MAX);
         if rng.chance(1, 4) {
             network.set_delay(Duration::from_micros(200), Duration::from_millis(rng.range(2, 40)));
@@ -99,6 +102,7 @@ impl Whole {
             nodes,
             network,
             files: MetadataFiles::new(nodes),
+            planted,
             tuning,
             rng: RefCell::new(rng),
             running: RefCell::default(),
@@ -119,6 +123,11 @@ impl Whole {
         let running = self.running.borrow();
         let leading = running.iter().filter(|(_, process)| process.consensus.status().is_established);
         leading.max_by_key(|(_, process)| process.consensus.status().term).map(|(node, _)| *node)
+    }
+
+    /// Terms that somebody has led.
+    pub fn terms(&self) -> u64 {
+        self.leaders.borrow().len() as u64
     }
 
     /// Why the cluster is not whole and ready, if it is not: every node caught up with one leader that all hear, with a
@@ -238,13 +247,14 @@ impl Whole {
             let mut asked = self.restored.borrow_mut();
             let before = asked.len();
             asked.retain(|other| *other != node);
-            asked.len() < before
+            asked.len() < before && self.planted != Some(Planted::OldVoter)
         };
         let [drawn, boot_id] = [(); 2].map(|()| self.rng.borrow_mut().next_u64());
         let consensus::files::Opened { store, state, stored, files } =
             consensus::files::open(&directory, &mode, restored, drawn)?;
         let placement = Placement::in_cluster(links.shards(), &name(node));
-        let store = Checked::new(store, state.clone(), self.history.clone());
+        let skips = (self.planted == Some(Planted::SkipChange)).then(|| self.rng.borrow_mut().fork());
+        let store = Checked::new(store, state.clone(), self.history.clone(), skips);
         let metastore = Metastore::over(store, state, placement);
         let first = metastore.snapshot();
         let install = InstallOnShards { node, links: links.clone(), observer: self.observer.borrow().clone() };
@@ -391,16 +401,29 @@ impl ControlPlane for Whole {
     }
 
     fn ends(&self, node: usize) {
+        self.files.before_end(node);
         self.network.crash(tag(node));
         self.running.borrow_mut().remove(&node);
     }
 
+    fn ended(&self, node: usize, end: End) {
+        if end != End::Graceful {
+            self.files.after_kill(node);
+        }
+    }
+
     fn answer(&self, node: usize, command: MetaCommand) -> Answer<MetaReply> {
-        let process = self.process(node);
+        let (process, own_word) = (self.process(node), self.planted == Some(Planted::OwnWord));
         Box::pin(async move {
-            match process {
-                Some(process) => process.control.handle(command).await,
-                None => MetaReply::Unavailable("the node has ended".to_owned()),
+            match (process, command) {
+                (Some(process), MetaCommand::ConfirmGone { incarnation: Some(incarnation), .. }) if own_word => {
+                    match process.applier.state().topic_of(incarnation) {
+                        Some(_) => MetaReply::NotGone,
+                        None => MetaReply::Gone,
+                    }
+                }
+                (Some(process), command) => process.control.handle(command).await,
+                (None, _) => MetaReply::Unavailable("the node has ended".to_owned()),
             }
         })
     }

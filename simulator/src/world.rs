@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::DefaultHasher;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::hash::{Hash, Hasher};
 use std::panic::AssertUnwindSafe;
@@ -30,6 +31,8 @@ pub const NODE: NodeTag = 1;
 /// Of several nodes: how long what a fault has begun may go on once it is over (probes, silent connections, reroutes).
 const CLUSTER_GRACE: Duration = Duration::from_secs(12);
 
+/// What a process that stood still had not made durable is durable so long after it went on.
+const STILL_MATTERS: Duration = Duration::from_secs(3);
 /// How often is looked whether the nodes are a cluster.
 const LOOK: Duration = Duration::from_millis(100);
 /// A healed cluster is whole and ready within this time: an election, a join, and the age at which a leader gives votes.
@@ -74,6 +77,8 @@ pub struct World {
     brokers: RefCell<Vec<Option<Rc<dyn Broker>>>>,
     /// Faults of the network and ends of processes so far.
     faults: Cell<u64>,
+    /// When each node last began to stand still and went on.
+    stood_still: RefCell<BTreeMap<usize, (Instant, Instant)>>,
     /// The node refuses to start, which damage explains.
     refused: Cell<bool>,
 }
@@ -125,6 +130,7 @@ pub fn run_world_with(
         launcher: launcher(rng.next_u64(), &options, &sim),
         brokers: RefCell::new(vec![None; options.nodes]),
         faults: Cell::new(0),
+        stood_still: RefCell::default(),
         refused: Cell::new(false),
         rng: RefCell::new(rng),
         options,
@@ -307,6 +313,20 @@ impl World {
         }
     }
 
+    /// The node's process stands still for a while.
+    pub async fn stand_still(&self, node: usize, low: Duration, high: Duration) {
+        let Some(network) = self.network() else { return };
+        self.fault(&format!("node {node} stands still"));
+        let since = rt::now();
+        network.pause(tag(node));
+        self.sim.pause(tag(node));
+        self.pause(low, high).await;
+        network.resume(tag(node));
+        self.sim.resume(tag(node));
+        self.stood_still.borrow_mut().insert(node, (since, rt::now()));
+        self.note(format!("--- node {node} goes on"));
+    }
+
     /// Ends the process.
     pub async fn stop(&self, node: usize, end: End) {
         let mut end = end;
@@ -332,7 +352,9 @@ impl World {
         // A process that went on while its disk stood still could promise nothing any more: none does that, and what it
         // answered from then on counts as never having had the time to reach the disk.
         let disk = &self.disks[node];
-        let judged = disk.frozen_at().unwrap_or(rt::now());
+        let still = self.stood_still.borrow().get(&node).copied();
+        let still = still.filter(|(_, until)| rt::now() - *until < STILL_MATTERS).map(|(since, _)| since);
+        let judged = disk.frozen_at().or(still).unwrap_or(rt::now());
         match end {
             End::PowerCut => disk.power_cut(),
             End::Graceful | End::Killed => disk.process_crash(),
@@ -425,11 +447,14 @@ impl World {
         topics.push(TopicHandle { name: name.to_owned(), incarnation });
     }
 
-    /// Starts nodes beside each other: those of a cluster found it together.
-    pub async fn start_all(self: &Rc<Self>, nodes: impl Iterator<Item = usize>) -> bool {
+    /// Starts nodes beside each other, at most so far apart: those of a cluster found it together.
+    pub async fn start_all(self: &Rc<Self>, nodes: impl Iterator<Item = usize>, apart: Duration) -> bool {
         let begin = |node| {
             let world = self.clone();
-            rt::spawn(rt::Queue::Foreground, async move { world.start(node, world.options.shards).await })
+            rt::spawn(rt::Queue::Foreground, async move {
+                world.pause(Duration::ZERO, apart).await;
+                world.start(node, world.options.shards).await
+            })
         };
         let starting: Vec<_> = nodes.map(begin).collect();
         let mut all = true;
@@ -440,7 +465,8 @@ impl World {
     }
 
     async fn live(self: Rc<World>) {
-        if !self.start_all(0..self.options.nodes).await {
+        let apart = if self.options.whole { [0, 500, 5_000, 20_000][self.draw(4) as usize] } else { 0 };
+        if !self.start_all(0..self.options.nodes, Duration::from_millis(apart)).await {
             return;
         }
         if self.options.whole {
@@ -515,6 +541,7 @@ impl World {
 impl World {
     async fn become_whole(&self, whole: &Whole) {
         let healed = rt::now();
+        self.ledger.borrow_mut().counts.terms = whole.terms();
         while let Some(why) = whole.unready() {
             if rt::now() > healed + READY_MAX {
                 return self.violate(Rule::NotReady, format!("{READY_MAX:?} after all was healed: {why}"));

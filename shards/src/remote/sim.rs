@@ -235,11 +235,12 @@ impl SimNetwork {
         if let Some(id) = self.connection(route) {
             return Ok(id);
         }
-        let (own, other) = (self.service(route.0), self.service(route.1));
-        let (Some((from, own)), Some((to, other))) = (own, other) else { return self.dial_failed(route).await };
-        if self.is_cut((from, to)) || self.state.paused.borrow().contains(&to) {
+        // Nothing of either side is held on to while a dial fails: it may end meanwhile.
+        if !self.reaches(route) {
             return self.dial_failed(route).await;
         }
+        let (own, other) = (self.service(route.0), self.service(route.1));
+        let (Some((from, own)), Some((to, other))) = (own, other) else { return not_sent("has closed") };
         let id = ConnectionId(self.next_serial());
         let met = other.met(id, &own.hello(), route.0).and_then(|()| own.met(id, &other.hello(), route.1));
         if let Err(refusal) = met {
@@ -255,6 +256,12 @@ impl SimNetwork {
         };
         self.state.connections.borrow_mut().insert(route, connection);
         Ok(id)
+    }
+
+    fn reaches(&self, route: Route) -> bool {
+        let node = |address| self.state.endpoints.borrow().get(&address).map(|endpoint| endpoint.node);
+        let (Some(from), Some(to)) = (node(route.0), node(route.1)) else { return false };
+        !self.is_cut((from, to)) && !self.state.paused.borrow().contains(&to)
     }
 
     async fn dial_failed(&self, route: Route) -> Result<ConnectionId, CallError> {

@@ -247,6 +247,9 @@ pub struct Counts {
     pub duplicates: u64,
     pub excused: u64,
     pub ends: u64,
+    /// Of whole nodes: terms with a leader, and old files that came back.
+    pub terms: u64,
+    pub old_files: u64,
 }
 
 impl Ledger {
@@ -556,15 +559,19 @@ impl Counts {
         self.duplicates += other.duplicates;
         self.excused += other.excused;
         self.ends += other.ends;
+        self.terms += other.terms;
+        self.old_files += other.old_files;
     }
 
     /// What many runs together must have shown, and did not.
-    pub fn missing(&self) -> Option<&'static str> {
+    pub fn missing(&self, whole: bool) -> Option<&'static str> {
         [
             (self.accepted, "nothing was accepted"),
             (self.delivered, "nothing was delivered"),
             (self.acked, "nothing was acked"),
             (self.ends, "no process ever ended"),
+            (if whole { self.terms } else { 1 }, "nobody ever led"),
+            (if whole { self.old_files } else { 1 }, "no old file ever came back"),
         ]
         .into_iter()
         .find(|(count, _)| *count == 0)

@@ -49,6 +49,7 @@ fn k31_k32_k33_a_join_is_answered_by_table() {
     let disk = |join: Join, raft_id: u64| Join { raft_id, ..join };
     let old = |join: Join| Join { newest_command_type: Command::NEWEST_TYPE - 1, ..join };
     let probe = |join: Join| Join { probe: true, raft_id: 0, ..join };
+    let empty_state = State::default();
     let founded = View { leader: None, ..follower(led(&["a", "b", "c"], &[])) };
     let failing = |nodes: &[&str]| View { failing: nodes.iter().map(|n| raft_id(n)).collect(), ..view.clone() };
     let add = |node: &str, raft_id: u64| Step::AddLearner(Server { raft_id, ..server(node, false) });
@@ -64,9 +65,9 @@ fn k31_k32_k33_a_join_is_answered_by_table() {
         (asks("x"), follower(view.clone()), &members, 421, "not_leader", vec![]),
         (probe(asks("x")), view.clone(), &members, 200, "configured", vec![]),
         // Founded, and no election yet: whoever is late founds the same. A join as such is told who does not lead.
-        (probe(asks("b")), founded.clone(), &State::default(), 412, "founding", vec![]),
-        (probe(asks("b")), View { term: 2, ..founded.clone() }, &State::default(), 421, "not_leader", vec![]),
-        (asks("b"), founded.clone(), &State::default(), 421, "not_leader", vec![]),
+        (probe(asks("b")), founded.clone(), &empty_state, 412, "founding", vec![]),
+        (probe(asks("b")), View { term: 2, ..founded.clone() }, &empty_state, 421, "not_leader", vec![]),
+        (asks("b"), founded.clone(), &empty_state, 421, "not_leader", vec![]),
         (asks("x"), view.clone(), &members, 200, "staged", vec![add("x", raft_id("x"))]),
         (asks("x"), view.clone(), &with_tombstone, 409, "decommissioned", vec![]),
         (
