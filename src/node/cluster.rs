@@ -16,7 +16,7 @@ use narad_shards::rt::{self, Instant, Queue};
 use narad_shards::wire::{Incoming, Outgoing};
 
 use super::certificates;
-use super::founding::{look_up, peer_settings};
+use super::founding::{look_up, peer_settings, tls_files};
 use super::peer_watch;
 use super::run::Common;
 use crate::control::consensus::disk::Stored;
@@ -84,7 +84,8 @@ pub fn start(
                 shard_ports: plane.shard_addrs.iter().map(SocketAddr::port).collect(),
             };
             let door = Door::new(me, applier.clone());
-            let settings = crate::peer::PeerSettings { keep_alive: true, ..peer_settings(&common.config) };
+            let settings =
+                crate::peer::PeerSettings { keep_alive: true, ..peer_settings(&common.config, &common.node_id) };
             let endpoint = PeerEndpoint::start(handle, plane.control_addr, door.clone(), settings)
                 .map_err(|error| format!("the peer plane: {error}"))?;
             let transport: Rc<dyn Transport> = endpoint.clone();
@@ -98,7 +99,7 @@ pub fn start(
                 controller: controller.clone(),
             };
             rt::spawn(Queue::Background, watched.run());
-            if let Some(files) = peer_settings(&common.config).tls {
+            if let Some(files) = tls_files(&common.config) {
                 rt::spawn(Queue::Background, certificates::watch(common.clone(), files));
                 rt::spawn(Queue::Background, certificates::follow(common.clone(), endpoint.clone()));
             }

@@ -54,17 +54,21 @@ pub fn mode(
 }
 
 /// The settings of every endpoint of this node.
-pub fn peer_settings(config: &Config) -> PeerSettings {
-    let cluster = &config.cluster;
+pub fn peer_settings(config: &Config, node: &str) -> PeerSettings {
     PeerSettings {
-        secret: cluster.secret.as_ref().map(|secret| Arc::from(secret.0.as_slice())),
-        tls: cluster.tls_files().map(|[certificate, key, authorities]| TlsFiles {
-            certificate: certificate.clone(),
-            key: key.clone(),
-            authorities: authorities.clone(),
-        }),
+        node: node.to_owned(),
+        secret: config.cluster.secret.as_ref().map(|secret| Arc::from(secret.0.as_slice())),
+        tls: tls_files(config),
         ..PeerSettings::default()
     }
+}
+
+pub fn tls_files(config: &Config) -> Option<TlsFiles> {
+    config.cluster.tls_files().map(|[certificate, key, authorities]| TlsFiles {
+        certificate: certificate.clone(),
+        key: key.clone(),
+        authorities: authorities.clone(),
+    })
 }
 
 /// Looks a `host:port` up, off this thread when it is a name.
@@ -106,8 +110,8 @@ async fn ask(
     initial: Vec<String>,
 ) -> Result<Start, String> {
     let service = Rc::new(plane::NeverConfigured { node: join.node.clone() });
-    let endpoint =
-        PeerEndpoint::start(&handle, bind, service, peer_settings(&config)).map_err(|error| error.to_string())?;
+    let endpoint = PeerEndpoint::start(&handle, bind, service, peer_settings(&config, &join.node))
+        .map_err(|error| error.to_string())?;
     let others = config.cluster.peers.iter().filter(|peer| peer.id != join.node);
     let peers: BTreeMap<String, String> = others.map(|peer| (peer.id.clone(), peer.addr.to_string())).collect();
     let resolve: control::Resolve = Rc::new(|address| {

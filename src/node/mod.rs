@@ -166,7 +166,7 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
     let kernel = machine::kernel_release();
     let limits = machine::check_machine(&kernel, config.http.max_connections, &mut warnings)?;
 
-    let tls = founding::peer_settings(&config).tls;
+    let tls = founding::tls_files(&config);
     let certificates = tls.map(|files| peer::check_files(&files)).transpose().map_err(|error| {
         Refusal::setting(
             error,

@@ -147,7 +147,8 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         None => None,
         Some(plane) => {
             let address = plane.shard_addrs[usize::from(id)];
-            let started = PeerEndpoint::start(&handle, address, door.clone(), peer_settings(&common.config));
+            let started =
+                PeerEndpoint::start(&handle, address, door.clone(), peer_settings(&common.config, &common.node_id));
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
     };

@@ -318,7 +318,6 @@ impl Link {
         let role = self.role.other();
         if !material.is_some_and(|material| verify(self.secret.as_deref(), role, material, proof)) {
             self.tally.proofs_refused += 1;
-            tracing::warn!(component = "audit", peer = %self.peer, "cluster stream rejected: invalid auth");
             self.end(REFUSED, "invalid auth: the cluster secrets of the two nodes differ");
             return;
         }

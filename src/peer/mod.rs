@@ -68,6 +68,8 @@ pub struct TlsFiles {
 /// How an endpoint behaves.
 #[derive(Clone, Debug)]
 pub struct PeerSettings {
+    /// Whose endpoint it is.
+    pub node: String,
     /// Both sides of a connection must know it, or neither has one.
     pub secret: Option<Arc<[u8]>>,
     /// `None`: a certificate that this endpoint makes for itself, and nobody checks.
@@ -91,6 +93,7 @@ pub struct PeerSettings {
 impl Default for PeerSettings {
     fn default() -> PeerSettings {
         PeerSettings {
+            node: String::new(),
             secret: None,
             tls: None,
             keep_alive: false,

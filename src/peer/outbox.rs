@@ -5,6 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use narad_shards::io::ring::{Sent, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
 
+/// Answers to strangers that may wait, and after how many batches of our own one of them goes first: nobody can make
+/// this endpoint owe more than that, and what it owes never holds up what it has to say to peers (E48).
+const ANSWERS_MAX: usize = 64;
+const BATCHES_PER_ANSWER: usize = 16;
+
 pub(super) struct Batch {
     pub to: SocketAddr,
     pub data: Vec<u8>,
@@ -17,6 +22,9 @@ pub(super) struct Outbox {
     /// What is being joined; `data` may be longer than what is in use.
     open: Option<Open>,
     spares: Vec<Vec<u8>>,
+    /// For those without a connection: Retry packets and stateless resets.
+    answers: VecDeque<Batch>,
+    since_answer: usize,
     offload: bool,
     refused: BTreeSet<IpAddr>,
 }
@@ -38,7 +46,36 @@ impl Open {
 
 impl Outbox {
     pub fn new(offload: bool) -> Outbox {
-        Outbox { batches: VecDeque::new(), open: None, spares: Vec::new(), offload, refused: BTreeSet::new() }
+        Outbox {
+            batches: VecDeque::new(),
+            open: None,
+            spares: Vec::new(),
+            answers: VecDeque::new(),
+            since_answer: 0,
+            offload,
+            refused: BTreeSet::new(),
+        }
+    }
+
+    /// Whether one more stranger can be answered: asked before any work is done for him.
+    pub fn may_answer(&self) -> bool {
+        self.answers.len() < ANSWERS_MAX
+    }
+
+    /// A packet for somebody without a connection.
+    pub fn answer(&mut self, to: SocketAddr, packet: Vec<u8>) {
+        if self.may_answer() {
+            self.answers.push_back(Batch { to, data: packet, segment_bytes: None });
+        }
+    }
+
+    /// The answer whose turn it is; `idle` when there is nothing else to send.
+    pub fn next_answer(&mut self, idle: bool) -> Option<Batch> {
+        if !idle && self.since_answer < BATCHES_PER_ANSWER {
+            return None;
+        }
+        self.since_answer = 0;
+        self.answers.pop_front()
     }
 
     /// Adds the packet that `write` makes: it is given room for a datagram of `bytes_max` and returns how long it is.
@@ -109,6 +146,7 @@ impl Outbox {
         if self.batches.is_empty() {
             self.close();
         }
+        self.since_answer += 1;
         self.batches.pop_front()
     }
 
@@ -169,6 +207,25 @@ mod tests {
         let seen = shapes(&mut outbox);
         assert!(seen.iter().all(|(_, bytes, _)| *bytes <= UDP_SEND_BYTES_MAX), "{seen:?}");
         assert_eq!(seen.iter().map(|(_, bytes, _)| bytes).sum::<usize>(), 145_200);
+    }
+
+    #[test]
+    fn e48_answers_to_strangers_are_few_and_never_hold_up_what_peers_are_told() {
+        let mut outbox = Outbox::new(true);
+        for port in 0..1000 {
+            outbox.answer(address(port), vec![0; 42]);
+        }
+        assert!(!outbox.may_answer());
+        let mut order = Vec::new();
+        for _ in 0..33 {
+            add(&mut outbox, 7777, 100);
+            let batch = outbox.next_answer(false).or_else(|| outbox.next()).expect("there is always something");
+            order.push(batch.to.port());
+        }
+        let answered: Vec<usize> = (0..order.len()).filter(|at| order[*at] != 7777).collect();
+        assert_eq!(answered, [16], "one in seventeen");
+        let left = std::iter::from_fn(|| outbox.next_answer(true)).count();
+        assert_eq!(left, ANSWERS_MAX - 1);
     }
 
     #[test]

@@ -44,6 +44,28 @@ pub(super) struct State {
     talking: VecDeque<ConnectionId>,
     pub outbox: Outbox,
     pub metrics: PeerMetrics,
+    refusals: Refusals,
+}
+
+/// Who guesses at the secret is worth a line, and not one for each guess.
+#[derive(Default)]
+struct Refusals {
+    told_at: Option<Instant>,
+    untold: u64,
+}
+
+impl Refusals {
+    const TELL_EVERY: Duration = Duration::from_secs(5);
+
+    fn note(&mut self, refused: u64, peer: SocketAddr, now: Instant) {
+        self.untold += refused;
+        if self.told_at.is_some_and(|told| now < told + Self::TELL_EVERY) {
+            return;
+        }
+        self.told_at = Some(now);
+        let times = std::mem::take(&mut self.untold);
+        tracing::warn!(component = "audit", %peer, times, "cluster stream rejected: invalid auth");
+    }
 }
 
 fn random<const N: usize>() -> [u8; N] {
@@ -64,8 +86,10 @@ impl State {
     pub fn new(settings: PeerSettings, local: SocketAddr) -> Result<State, String> {
         let tls = Tls::new(&settings)?;
         let secret = settings.secret.as_ref().map_or_else(|| random::<32>().to_vec(), |secret| secret.to_vec());
-        // Of the secret, so that a process that was started again can still end the connections of the one before.
-        let reset_key = hmac_sha256(&secret, b"narad peer stateless reset").map_err(|error| error.to_string())?;
+        // Of the secret, so that a process that was started again can still end the connections of the one before. And of
+        // who and where this endpoint is: a token that another one gives away for the same id ends nothing here.
+        let scope = format!("narad peer stateless reset of {} at {local}", settings.node);
+        let reset_key = hmac_sha256(&secret, scope.as_bytes()).map_err(|error| error.to_string())?;
         Ok(State {
             outbox: Outbox::new(settings.offload),
             settings,
@@ -79,6 +103,7 @@ impl State {
             touched: BTreeSet::new(),
             talking: VecDeque::new(),
             metrics: PeerMetrics::default(),
+            refusals: Refusals::default(),
         })
     }
 
@@ -199,12 +224,20 @@ impl State {
     }
 
     fn retry(&mut self, header: &Header<'_>, from: SocketAddr, now: Instant) {
+        if !self.outbox.may_answer() {
+            self.metrics.strangers_refused += 1;
+            return;
+        }
         let chosen = random::<CID_BYTES>();
         let Some(token) = self.admission.token(from, &header.dcid, &chosen, now) else { return };
         let chosen = quiche::ConnectionId::from_ref(&chosen);
-        let write =
-            |space: &mut [u8]| quiche::retry(&header.scid, &header.dcid, &chosen, &token, header.version, space);
-        self.metrics.retries += u64::from(self.outbox.add(from, super::DATAGRAM_BYTES_MIN, write).is_ok());
+        let mut packet = vec![0; super::DATAGRAM_BYTES_MIN];
+        let written = quiche::retry(&header.scid, &header.dcid, &chosen, &token, header.version, &mut packet);
+        if let Ok(bytes) = written {
+            packet.truncate(bytes);
+            self.outbox.answer(from, packet);
+            self.metrics.retries += 1;
+        }
     }
 
     fn reset_token(&self, cid: &[u8]) -> Option<u128> {
@@ -216,21 +249,22 @@ impl State {
     fn reset(&mut self, header: &Header<'_>, from: SocketAddr, bytes: usize) {
         // Shorter than what it answers, or two endpoints could go on for ever.
         const RESET_BYTES: usize = 42;
-        let Some(token) = self.reset_token(&header.dcid).filter(|_| bytes > RESET_BYTES) else { return };
+        if bytes <= RESET_BYTES || !self.outbox.may_answer() {
+            self.metrics.strangers_refused += 1;
+            return;
+        }
+        let Some(token) = self.reset_token(&header.dcid) else { return };
         let mut packet = random::<RESET_BYTES>();
         packet[0] = 0x40 | (packet[0] & 0x3f);
         packet[RESET_BYTES - 16..].copy_from_slice(&token.to_be_bytes());
-        let write = |space: &mut [u8]| {
-            space[..RESET_BYTES].copy_from_slice(&packet);
-            Ok::<_, ()>(RESET_BYTES)
-        };
-        self.metrics.resets_sent += u64::from(self.outbox.add(from, RESET_BYTES, write).is_ok());
+        self.outbox.answer(from, packet.to_vec());
+        self.metrics.resets_sent += 1;
     }
 
     /// The next thing to send.
     pub fn next_batch(&mut self, now: Instant) -> Option<Batch> {
         while self.outbox.is_empty() {
-            let id = self.talking.pop_front()?;
+            let Some(id) = self.talking.pop_front() else { break };
             let Some(link) = self.links.get_mut(&id) else { continue };
             let ended = link.has_ended();
             if link.transmit(&mut self.outbox, now) {
@@ -240,7 +274,8 @@ impl State {
                 self.touched.insert(id);
             }
         }
-        let batch = self.outbox.next()?;
+        let idle = self.outbox.is_empty();
+        let batch = self.outbox.next_answer(idle).or_else(|| self.outbox.next())?;
         self.metrics.sends += 1;
         self.metrics.bytes_sent += batch.data.len() as u64;
         let segment_bytes = batch.segment_bytes.map_or(batch.data.len(), usize::from);
@@ -258,7 +293,11 @@ impl State {
             let Some(link) = self.links.get_mut(id) else { continue };
             link.advance(now);
             events.append(&mut link.events);
-            self.metrics.proofs_refused += std::mem::take(&mut link.tally.proofs_refused);
+            let refused = std::mem::take(&mut link.tally.proofs_refused);
+            if refused > 0 {
+                self.metrics.proofs_refused += refused;
+                self.refusals.note(refused, link.peer, now);
+            }
             self.metrics.pings += std::mem::take(&mut link.tally.pings);
             self.metrics.silent += std::mem::take(&mut link.tally.silent);
             let (ended, closed) = (link.has_ended(), link.quic.is_closed());

@@ -14,7 +14,7 @@ const EXPIRES_SOON: i64 = 30 * 86_400;
 
 /// Nothing for a node without peers, but for its certificates, which a start looks at all the same.
 pub(super) fn checks(config: &Config, node_id: &str, shards: usize, holder: Option<&str>, checks: &mut Vec<Check>) {
-    if let Some(files) = founding::peer_settings(config).tls {
+    if let Some(files) = founding::tls_files(config) {
         checks.push(judge_certificates(peer::check_files(&files), wall_clock()));
     }
     if !config.cluster.has_peers() {

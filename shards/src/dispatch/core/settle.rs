@@ -333,11 +333,12 @@ impl Core {
         flight.hung = true;
         self.metrics.commits_hung += 1;
         self.epoch += 1;
-        let (address, records) = (flight.address, flight.seqs.len() as u64);
+        let (address, records, probe) = (flight.address, flight.seqs.len() as u64, flight.probe);
         self.lanes[id].flight = Some(flight);
         self.return_queue(id);
         let lane = &self.lanes[id];
-        if let Some(destination) = lane.destination() {
+        // That a destination fails has been reported: each of its probes would say it again.
+        if let Some(destination) = lane.destination().filter(|_| !probe) {
             self.report(Report::Hung { topic: lane.topic.clone(), destination, address, records });
         }
     }

@@ -167,6 +167,27 @@ fn a_failing_destination_is_rerouted_3_s_after_its_first_failed_attempt_began() 
 }
 
 #[test]
+fn a_probe_that_hangs_is_not_reported_again() {
+    run("
+        topic orders 1 1 on 7/0
+        append 1 orders/0
+        > commit orders/0 [1] to 7/0 (30s)
+        tick 1s
+        > hung orders/0 1
+        fail orders/0
+        > failing orders/0 no space
+        tick 1s
+        > commit orders/0 [1] to 7/0 (5s)
+        tick 1s
+        > rerouting orders/0
+        fail orders/0
+        tick 1s
+        > commit orders/0 [1] to 7/0 (5s)
+        tick 1s
+    ");
+}
+
+#[test]
 fn a_sibling_that_fails_or_hangs_is_passed_over() {
     run("
         topic orders 1 4 on 0/0,0/1,0/2,0/3
