@@ -122,7 +122,7 @@ fn many_small_records_linger_for_a_batch_worth_its_padding() {
 #[test]
 fn a_full_window_ends_all_lingering() {
     let mut script = Script::new(Limits { held_bytes_max: 64 << 10 });
-    let addresses = vec!["0/0"; 9].join(",");
+    let addresses = ["0/0"; 9].join(",");
     script.check(&format!(
         "
         topic orders 1 9 on {addresses}
