@@ -29,7 +29,7 @@ use crate::ledger::{Rule, Violation};
 use crate::metadata_files::{Checked, History, MetadataFiles};
 use crate::node::Links;
 use crate::options::{Planted, WorldOptions};
-use crate::world::tag;
+use crate::world::{tag, World};
 
 const CONTROL_PORT: u16 = 7900;
 const SHARD_PORT: u16 = 7000;
@@ -455,5 +455,28 @@ impl ControlPlane for Whole {
 
     fn broken(&self) -> Vec<Violation> {
         self.history.take_broken()
+    }
+}
+
+/// Tells the ledger what shards are told.
+pub struct Onlooker(Weak<World>);
+
+impl Onlooker {
+    pub fn of(world: &Rc<World>) -> Onlooker {
+        Onlooker(Rc::downgrade(world))
+    }
+}
+
+impl Observer for Onlooker {
+    fn comes(&self, node: usize, snapshot: &Snapshot) {
+        if let Some(world) = self.0.upgrade() {
+            world.ledger.borrow_mut().comes(node, snapshot, rt::now());
+        }
+    }
+
+    fn seen(&self, node: usize, snapshot: &Snapshot) {
+        if let Some(world) = self.0.upgrade() {
+            world.ledger.borrow_mut().seen_by(node, snapshot, rt::now());
+        }
     }
 }

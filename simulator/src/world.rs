@@ -7,24 +7,24 @@ use std::future::Future;
 use std::hash::{Hash, Hasher};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
 use narad_shards::api::{MetaReply, NewTopic};
 use narad_shards::io::sim::{Incident, Op, SimDisk};
-use narad_shards::meta::{Incarnation, ShardId, Snapshot};
+use narad_shards::meta::{Incarnation, ShardId};
 use narad_shards::remote::sim::SimNetwork;
 use narad_shards::rt::sim::{NodeTag, Rng, Sim};
 use narad_shards::rt::sync::{oneshot, Receiver};
 use narad_shards::rt::{self, panic_text, Instant};
 
-use crate::broker::{Answer, Broker, End, Launcher, Observer};
+use crate::broker::{Answer, Broker, End, Launcher};
 use crate::clients;
 use crate::ledger::{Boots, Counts, Ledger, Rule, Violation};
 use crate::nemesis;
 use crate::options::{Profile, WorldOptions};
-use crate::whole::Whole;
+use crate::whole::{Onlooker, Whole};
 
 /// The first node's process.
 pub const NODE: NodeTag = 1;
@@ -135,7 +135,7 @@ pub fn run_world_with(
         rng: RefCell::new(rng),
         options,
     });
-    world.launcher.observe(Rc::new(Onlooker(Rc::downgrade(&world))));
+    world.launcher.observe(Rc::new(Onlooker::of(&world)));
     let start = sim.now();
     let main = world.clone();
     let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| sim.run(main.live())));
@@ -549,23 +549,6 @@ impl World {
             rt::sleep(LOOK).await;
         }
         self.look_at_metadata();
-    }
-}
-
-/// Tells the ledger what shards are told.
-struct Onlooker(Weak<World>);
-
-impl Observer for Onlooker {
-    fn comes(&self, node: usize, snapshot: &Snapshot) {
-        if let Some(world) = self.0.upgrade() {
-            world.ledger.borrow_mut().comes(node, snapshot, rt::now());
-        }
-    }
-
-    fn seen(&self, node: usize, snapshot: &Snapshot) {
-        if let Some(world) = self.0.upgrade() {
-            world.ledger.borrow_mut().seen_by(node, snapshot, rt::now());
-        }
     }
 }
 
