@@ -9,6 +9,7 @@ mod idle;
 mod load;
 mod log;
 mod parts;
+mod peer;
 mod produce;
 mod recover;
 mod report;
@@ -63,6 +64,8 @@ enum Command {
     Ring(ring::Options),
     Wal(wal::Options),
     Log(log::Options),
+    Peer(peer::Options),
+    Elsewhere(peer::elsewhere::Options),
     Http(http::Options),
     Idle(idle::Options),
     Produce(produce::Options),
@@ -81,6 +84,8 @@ impl Command {
             Command::Ring(options) => ring::run(common, options),
             Command::Wal(options) => wal::run(common, options),
             Command::Log(options) => log::run(common, options),
+            Command::Peer(options) => peer::run(common, options),
+            Command::Elsewhere(options) => peer::elsewhere::run(common, options),
             Command::Http(options) => http::run(common, options),
             Command::Idle(options) => idle::run(common, options),
             Command::Produce(options) => produce::run(common, options),

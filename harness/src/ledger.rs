@@ -55,6 +55,8 @@ pub struct Ledger {
     longest_unwritten: Duration,
     released: BTreeMap<(u32, u64), Instant>,
     acked_again: u64,
+    /// Deliveries that arrived after another one of the same copy had been acked, and were asked for before.
+    late_answers: u64,
     pub violations: Vec<String>,
 }
 
@@ -75,6 +77,7 @@ pub struct Verdict {
     pub copies_unexplained: u64,
     /// Redeliveries of an acked copy inside a kill's window (R3).
     pub acked_again_explained: u64,
+    pub late_answers: u64,
     /// Redeliveries of a copy that was not acked (R1, R2, R3).
     pub redelivered: u64,
 }
@@ -160,6 +163,11 @@ impl Ledger {
             return;
         };
         if let Some(acked) = copy.acked {
+            // Leased before the ack, and so long on its way that the lease lapsed and somebody else's was acked.
+            if asked <= acked && arrived.duration_since(asked) + Duration::from_millis(50) >= visibility {
+                self.late_answers += 1;
+                return;
+            }
             // An answer that was on its way when the process died arrives after the kill.
             let kill = self.kills.iter().find(|kill| kill.at <= arrived && acked <= kill.at + ANSWER_IN_FLIGHT);
             if kill.is_some_and(|kill| acked + kill.acks_before >= kill.at) {
@@ -203,7 +211,8 @@ impl Ledger {
 
     /// Judges the run; findings are appended to `violations`. To be called once everything is at rest.
     pub fn judge(&mut self) -> Verdict {
-        let mut verdict = Verdict { acked_again_explained: self.acked_again, ..Verdict::default() };
+        let mut verdict =
+            Verdict { acked_again_explained: self.acked_again, late_answers: self.late_answers, ..Verdict::default() };
         for (id, produce) in &self.produces {
             match produce.outcome {
                 Outcome::Accepted => verdict.accepted += 1,
@@ -281,6 +290,20 @@ mod tests {
             }
             ledger.delivered(&data, (0, 0), at(base, 9_000), at(base, 9_000), 1, VISIBILITY);
             assert_eq!(ledger.violations.len(), violations, "kill at {kill_ms:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_that_was_longer_on_its_way_than_its_lease_is_no_fault() {
+        for (arrived_ms, violations) in [(6_200, 0), (4_000, 1)] {
+            let (base, data) = (Instant::now(), payload(1, 100));
+            let mut ledger = Ledger::default();
+            ledger.produced(1, Outcome::Accepted, 0);
+            ledger.delivered(&data, (0, 0), at(base, 5_100), at(base, 5_200), 0, VISIBILITY);
+            ledger.acked(&data, (0, 0), at(base, 5_300));
+            // Leased first.
+            ledger.delivered(&data, (0, 0), base, at(base, arrived_ms), 0, VISIBILITY);
+            assert_eq!(ledger.violations.len(), violations, "{arrived_ms}");
         }
     }
 

@@ -451,7 +451,7 @@ impl Link {
             // Refused only where the connection is ending anyway.
             let _ = self.quic.send_ack_eliciting();
         }
-        if self.progress.over_at().is_some_and(|at| at <= now) {
+        if self.progress.is_over(now) {
             self.end(LATE, "it takes nothing of what is to be sent to it");
             return;
         }
@@ -484,7 +484,7 @@ impl Link {
         if self.is_open() {
             timers[2] = self.keep_alive.map(|_| self.next_keep_alive);
             timers[3] = self.liveness.next(self.waiting());
-            timers[4] = self.progress.over_at();
+            timers[4] = self.progress.next();
         }
         timers.into_iter().flatten().min()
     }

@@ -71,24 +71,38 @@ impl Liveness {
 /// ever; a slow path always moves something in that time.
 #[derive(Default)]
 pub(super) struct Progress {
-    by: Option<Instant>,
+    /// When the next second without any is over.
+    next: Option<Instant>,
+    seconds: u32,
 }
 
-const STALL: Duration = Duration::from_secs(5);
+/// Seconds without progress after which a peer is given up.
+const STALL_SECONDS: u32 = 5;
+const SECOND: Duration = Duration::from_secs(1);
 
 impl Progress {
     /// `taken` bytes have left the queue, and `waiting` says whether it holds more.
     pub fn note(&mut self, taken: usize, waiting: bool, now: Instant) {
-        match (waiting, self.by) {
-            (false, _) => self.by = None,
+        match (waiting, self.next) {
+            (false, _) => *self = Progress::default(),
             (true, Some(_)) if taken == 0 => {}
-            (true, _) => self.by = Some(now + STALL),
+            (true, _) => *self = Progress { next: Some(now + SECOND), seconds: 0 },
         }
     }
 
-    /// When it has taken nothing for too long.
-    pub fn over_at(&self) -> Option<Instant> {
-        self.by
+    /// Whether it has taken nothing for too long. However late the look comes, one second has passed since the last: a
+    /// pause of this process or machine is not the peer's.
+    pub fn is_over(&mut self, now: Instant) -> bool {
+        if self.next.is_some_and(|at| at <= now) {
+            self.seconds += 1;
+            self.next = Some(now + SECOND);
+        }
+        self.seconds >= STALL_SECONDS
+    }
+
+    /// When to look again.
+    pub fn next(&self) -> Option<Instant> {
+        self.next
     }
 }
 
@@ -100,14 +114,27 @@ mod tests {
     fn a_peer_that_takes_nothing_is_given_up_and_one_that_takes_little_is_not() {
         let mut progress = Progress::default();
         progress.note(100, false, at(0));
-        assert_eq!(progress.over_at(), None);
+        assert_eq!(progress.next(), None);
         progress.note(0, true, at(10));
-        progress.note(0, true, at(4_000));
-        assert_eq!(progress.over_at(), Some(at(5_010)));
-        progress.note(1, true, at(5_000));
-        assert_eq!(progress.over_at(), Some(at(10_000)));
-        progress.note(7, false, at(6_000));
-        assert_eq!(progress.over_at(), None);
+        for second in 1..=4 {
+            progress.note(0, true, at(1_000 * second));
+            assert_eq!(progress.next(), Some(at(1_000 * second + 10)));
+            assert!(!progress.is_over(at(1_000 * second + 10)), "after {second} s");
+        }
+        progress.note(1, true, at(4_900));
+        assert!(!progress.is_over(at(5_010)), "it has taken a byte");
+        assert!((1..5).all(|second| !progress.is_over(at(4_900 + 1_000 * second))));
+        assert!(progress.is_over(at(9_900)));
+        progress.note(7, false, at(9_901));
+        assert!(!progress.is_over(at(60_000)) && progress.next().is_none());
+    }
+
+    #[test]
+    fn a_pause_of_this_process_is_not_held_against_the_peer() {
+        let mut progress = Progress::default();
+        progress.note(0, true, at(0));
+        assert!(!progress.is_over(at(60_000)), "nobody has looked meanwhile");
+        assert_eq!(progress.next(), Some(at(61_000)), "and the peer has the time that is left to it");
     }
 
     fn at(ms: u64) -> Instant {

@@ -19,9 +19,12 @@
 //! | `certificates` | whether files can be used, and until when |
 //! | `admission` | what strangers may cost |
 //! | `outbox` | datagrams on their way to the socket |
+//! | `ceiling` | what `narad-bench peer` measures against |
 
 mod admission;
 mod buffers;
+#[doc(hidden)]
+pub mod ceiling;
 mod certificates;
 mod endpoint;
 mod frames;

@@ -10,6 +10,9 @@ use super::buffers::{Piece, Quic};
 
 /// Bytes that wait on one lane before it takes no more requests.
 const LANE_BYTES_MAX: usize = 64 << 20;
+/// Pieces shorter than this are copied together where several follow each other: what quiche spends on each piece that it
+/// is given (a look at its stream, an entry in its buffer) takes longer than to copy so many bytes.
+const SHORT_BYTES: usize = 2 << 10;
 
 struct Frame {
     kind: Kind,
@@ -46,6 +49,27 @@ pub(super) fn stream_of(lane: Lane) -> u64 {
 pub(super) fn lane_of(stream: u64) -> Option<Lane> {
     let index = (stream / 4).checked_sub(1).filter(|_| stream.is_multiple_of(4))?;
     Lane::ALL.get(usize::try_from(index).ok()?).copied()
+}
+
+/// The next bytes, at most `bytes_max` of them: a piece or its beginning, or several short ones as one.
+fn next_piece(pieces: &mut VecDeque<Piece>, bytes_max: usize) -> Option<Piece> {
+    let (mut count, mut bytes) = (0, 0);
+    for piece in pieces.iter() {
+        if piece.len() >= SHORT_BYTES || bytes + piece.len() > bytes_max {
+            break;
+        }
+        (count, bytes) = (count + 1, bytes + piece.len());
+    }
+    if count > 1 {
+        let mut joined = Vec::with_capacity(bytes);
+        pieces.drain(..count).for_each(|piece| joined.extend_from_slice(piece.as_ref()));
+        return Some(Piece::Small(Bytes::from(joined)));
+    }
+    let mut piece = pieces.pop_front()?;
+    if piece.len() > bytes_max {
+        pieces.push_front(quiche::BufSplit::split_at(&mut piece, bytes_max));
+    }
+    Some(piece)
 }
 
 impl SendQueue {
@@ -98,12 +122,10 @@ impl SendQueue {
                 if left == 0 {
                     return Ok(quantum);
                 }
-                let Some(mut piece) = frame.pieces.pop_front() else {
+                let Some(piece) = next_piece(&mut frame.pieces, left) else {
                     waiting.frames.pop_front();
                     continue;
                 };
-                let rest = (piece.len() > left).then(|| quiche::BufSplit::split_at(&mut piece, left));
-                rest.into_iter().for_each(|rest| frame.pieces.push_front(rest));
                 let offered = piece.len();
                 let (taken, refused) = match quic.stream_send_zc(stream_of(lane), piece.clone(), false) {
                     Ok((taken, refused)) => (taken, refused),
@@ -121,5 +143,32 @@ impl SendQueue {
             }
         }
         Ok(quantum - left)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(lengths: &[usize]) -> (VecDeque<Piece>, Vec<u8>) {
+        let all: Vec<u8> = (0..lengths.iter().sum()).map(|at: usize| (at / 7) as u8).collect();
+        let mut rest = &all[..];
+        let pieces = lengths.iter().map(|length| {
+            let (piece, behind) = rest.split_at(*length);
+            rest = behind;
+            Piece::Small(Bytes::copy_from_slice(piece))
+        });
+        (pieces.collect(), all)
+    }
+
+    #[test]
+    fn short_pieces_are_joined_and_long_ones_are_handed_over_as_they_are() {
+        let lengths = [32, 100, SHORT_BYTES, 1, 9000, 5, 6, 7];
+        let (mut waiting, all) = pieces(&lengths);
+        let whole: Vec<Piece> = std::iter::from_fn(|| next_piece(&mut waiting, 4096)).collect();
+        let seen: Vec<usize> = whole.iter().map(Piece::len).collect();
+        // What is left of the long one is short.
+        assert_eq!(seen, [132, SHORT_BYTES, 1, 4096, 4096, 808 + 5 + 6 + 7]);
+        assert_eq!(whole.iter().flat_map(|piece| piece.as_ref().to_vec()).collect::<Vec<_>>(), all);
     }
 }

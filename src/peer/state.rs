@@ -19,6 +19,8 @@ use super::PeerSettings;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// Set in the first byte of packets of a handshake (RFC 9000, 17.2).
+const LONG_HEADER: u8 = 0x80;
 
 /// Somebody whom this endpoint has dialled.
 struct Dialled {
@@ -174,9 +176,24 @@ impl State {
     pub fn receive(&mut self, from: SocketAddr, datagram: &mut [u8], now: Instant) {
         self.metrics.datagrams_received += 1;
         self.metrics.bytes_received += datagram.len() as u64;
-        let Ok(header) = Header::from_slice(datagram, CID_BYTES) else { return };
-        let known = self.by_cid.get(header.dcid.as_ref()).copied();
-        let id = match known {
+        // Nearly all that comes has a short header and a known id, which stands behind its first byte.
+        let short = datagram.first().is_some_and(|first| first & LONG_HEADER == 0);
+        let cid = datagram.get(1..=CID_BYTES).filter(|_| short);
+        let id = match cid.and_then(|cid| self.by_cid.get(cid)) {
+            Some(id) => Some(*id),
+            None => self.recognise(from, datagram, now),
+        };
+        // Packets from another address than the peer's are not the peer's (E54).
+        let Some(link) = id.and_then(|id| self.links.get_mut(&id)).filter(|link| link.peer == from) else { return };
+        // An error that matters closes the connection; others are noise from the network.
+        let _ = link.quic.recv(datagram, RecvInfo { from, to: self.local });
+        self.touched.insert(link.id);
+    }
+
+    /// The connection that a datagram belongs to, by all that its header says; a new one, if it asks for one.
+    fn recognise(&mut self, from: SocketAddr, datagram: &mut [u8], now: Instant) -> Option<ConnectionId> {
+        let header = Header::from_slice(datagram, CID_BYTES).ok()?;
+        match self.by_cid.get(header.dcid.as_ref()).copied() {
             Some(id) => Some(id),
             None if header.ty == Type::Initial => self.admit(&header, from, datagram.len(), now),
             None if header.ty == Type::Short => match self.dialled.get(&from).and_then(|known| known.link) {
@@ -188,12 +205,7 @@ impl State {
                 }
             },
             None => None,
-        };
-        // Packets from another address than the peer's are not the peer's (E54).
-        let Some(link) = id.and_then(|id| self.links.get_mut(&id)).filter(|link| link.peer == from) else { return };
-        // An error that matters closes the connection; others are noise from the network.
-        let _ = link.quic.recv(datagram, RecvInfo { from, to: self.local });
-        self.touched.insert(link.id);
+        }
     }
 
     fn admit(&mut self, header: &Header<'_>, from: SocketAddr, bytes: usize, now: Instant) -> Option<ConnectionId> {

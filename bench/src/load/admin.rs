@@ -1,5 +1,6 @@
 //! The few requests around a load: one at a time, blocking.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -35,6 +36,17 @@ struct Topic {
 #[derive(Deserialize)]
 struct PartitionStats {
     high_watermark: u64,
+}
+
+#[derive(Deserialize)]
+struct Members {
+    members: Vec<Member>,
+}
+
+#[derive(Deserialize)]
+struct Member {
+    id: String,
+    owned_partitions: u64,
 }
 
 /// What a topic is and holds.
@@ -107,15 +119,28 @@ impl Admin {
     }
 
     pub fn topic(&self, topic: &str) -> Result<TopicState, Failure> {
+        let found = self.details(topic)?;
+        let committed = found.partition_stats.iter().map(|partition| partition.high_watermark).sum();
+        Ok(TopicState { partitions: found.partitions, committed })
+    }
+
+    /// Partitions that each node owns, as this one sees it.
+    pub fn owned_partitions(&self) -> Result<BTreeMap<String, u64>, Failure> {
+        let reply = self.request("GET", "/v1/cluster/members", "")?;
+        let found: Members = serde_json::from_slice(&reply.body).map_err(|error| {
+            let status = reply.status;
+            Failure(format!("members of the cluster: the broker's answer ({status}) is not what was expected: {error}"))
+        })?;
+        Ok(found.members.into_iter().map(|member| (member.id, member.owned_partitions)).collect())
+    }
+
+    fn details(&self, topic: &str) -> Result<Topic, Failure> {
         let reply = self.request("GET", &self.topic_path(topic), "")?;
         if reply.status != 200 {
             return Err(refused("reading topic", topic, &reply, "see the broker's log"));
         }
-        let found: Topic = serde_json::from_slice(&reply.body).map_err(|error| {
-            Failure(format!("topic {topic}: the broker's answer is not what was expected: {error}"))
-        })?;
-        let committed = found.partition_stats.iter().map(|partition| partition.high_watermark).sum();
-        Ok(TopicState { partitions: found.partitions, committed })
+        serde_json::from_slice(&reply.body)
+            .map_err(|error| Failure(format!("topic {topic}: the broker's answer is not what was expected: {error}")))
     }
 
     /// Waits until `messages` have been committed to the topic.

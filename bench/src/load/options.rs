@@ -201,6 +201,16 @@ pub struct Site {
     _broker: Option<Broker>,
 }
 
+impl Site {
+    /// A broker that was started here.
+    pub fn of(broker: Broker) -> Result<Site, Failure> {
+        let target = broker.target()?;
+        let admin = admin::Admin::new(&target);
+        let probe = cost::Probe { pid: Some(broker.pid()), admin: Some(admin.clone()), directory: Some(broker.data()) };
+        Ok(Site { target, admin, probe, _broker: Some(broker) })
+    }
+}
+
 impl LoadOptions {
     /// Refuses what cannot be, in words.
     pub fn check(&self, batch_max: u32) -> Result<(), Failure> {
@@ -261,33 +271,25 @@ impl LoadOptions {
 
     /// Starts the broker if that was asked for, else finds it; makes sure of the topic.
     pub fn site(&self) -> Result<Site, Failure> {
-        let broker = match self.start {
-            false => None,
-            true => Some(
-                Plan {
-                    binary: self.binary.clone(),
-                    directory: self.directory.clone(),
-                    cpus: self.broker_cpus.clone(),
-                    confine: self.confine,
-                    arguments: self.broker_args.clone(),
-                    environment: Vec::new(),
-                }
-                .start()?,
-            ),
-        };
-        let target = match &broker {
-            Some(broker) => broker.target()?,
-            None if self.urls.is_empty() => Target::parse(&["http://127.0.0.1:7942".to_owned()], &self.credentials)?,
-            None => Target::parse(&self.urls, &self.credentials)?,
+        if self.start {
+            let plan = Plan {
+                binary: self.binary.clone(),
+                directory: self.directory.clone(),
+                cpus: self.broker_cpus.clone(),
+                confine: self.confine,
+                arguments: self.broker_args.clone(),
+                environment: Vec::new(),
+            };
+            return Site::of(plan.start()?);
+        }
+        let target = match self.urls.is_empty() {
+            true => Target::parse(&["http://127.0.0.1:7942".to_owned()], &self.credentials)?,
+            false => Target::parse(&self.urls, &self.credentials)?,
         };
         let admin = admin::Admin::new(&target);
-        let pid = broker.as_ref().map(Broker::pid).or(self.broker_pid);
-        let probe = cost::Probe {
-            pid,
-            admin: pid.is_some().then(|| admin.clone()),
-            directory: broker.as_ref().map(Broker::data),
-        };
-        Ok(Site { target, admin, probe, _broker: broker })
+        let pid = self.broker_pid;
+        let probe = cost::Probe { pid, admin: pid.is_some().then(|| admin.clone()), directory: None };
+        Ok(Site { target, admin, probe, _broker: None })
     }
 
     /// When the load begins to count and when it ends; `grace` is what it may take longer.

@@ -103,7 +103,9 @@ impl Cluster {
         let mut cluster = Cluster { script: arguments.cluster.clone(), dir, addresses: Vec::new(), namespaces: false };
         let (nodes, shards) = (arguments.nodes.to_string(), arguments.shards.to_string());
         let binary = arguments.binary.display().to_string();
-        cluster.run(&["up", "--nodes", &nodes, "--shards", &shards, "--binary", &binary, "--disk-mb", "4096"])?;
+        // Sparse files: what counts is what is written. A disk that is full for good ends its node, and the run.
+        let disk_mb = (4096 + 128 * arguments.minutes).to_string();
+        cluster.run(&["up", "--nodes", &nodes, "--shards", &shards, "--binary", &binary, "--disk-mb", &disk_mb])?;
         let urls = cluster.run(&["urls"])?;
         let parse = |line: &str| line.strip_prefix("http://").and_then(|address| address.parse().ok());
         cluster.addresses = urls.lines().filter_map(parse).collect();

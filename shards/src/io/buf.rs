@@ -103,8 +103,9 @@ struct Shelf {
 
 /// What a thread keeps at most: the write and read-back buffers of the commits that run at one time.
 const SHELF_BYTES_MAX: usize = 32 << 20;
-/// Larger ones are rare, and cost more to fill than to zero.
-const SHELVED_BYTES_MAX: usize = 4 << 20;
+/// A commit of 8 MiB as another node sends it: records, archive, and what rounding adds. Larger ones are rare, and cost
+/// more to fill than to zero.
+const SHELVED_BYTES_MAX: usize = 9 << 20;
 
 thread_local! {
     static SHELF: RefCell<Shelf> = RefCell::default();
@@ -384,6 +385,15 @@ mod tests {
         let third = AlignedBuf::reused(99_000);
         assert_eq!((third.as_ptr(), third.len() >= 99_000), (address, true));
         assert!(AlignedBuf::zeroed(third.len()).iter().all(|byte| *byte == 0), "what is asked for zeroed is");
+    }
+
+    #[test]
+    fn the_memory_of_a_whole_commit_from_another_node_is_kept() {
+        let frame_bytes = (8 << 20) + (200 << 10);
+        let first = AlignedBuf::reused(frame_bytes);
+        let address = first.as_ptr();
+        drop(first);
+        assert_eq!(AlignedBuf::reused(frame_bytes).as_ptr(), address);
     }
 
     #[test]

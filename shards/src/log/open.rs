@@ -196,6 +196,8 @@ impl PartitionLog {
                 state: RefCell::new(State {
                     phase: Phase::Open,
                     poison: None,
+                    fill_failed_at: None,
+                    fill_failure_told_at: None,
                     sealed: VecDeque::new(),
                     active: None,
                     next_offset: 0,

@@ -19,7 +19,7 @@ use crate::rt::sync::{Lock, LockGuard};
 use crate::rt::{self, Instant, Queue};
 
 /// How often a poisoned log that is asked to commit says so again.
-const REMIND_EVERY: Duration = Duration::from_secs(60);
+pub(super) const REMIND_EVERY: Duration = Duration::from_secs(60);
 
 /// One partition's log, open. Cheap to clone; all clones are one log.
 #[derive(Clone)]
@@ -58,6 +58,9 @@ pub(super) struct State {
     pub phase: Phase,
     /// Why appends are refused until the log is reopened (S38).
     pub poison: Option<Poison>,
+    /// When space could not be prepared ahead last, and when that was last said.
+    pub fill_failed_at: Option<Instant>,
+    pub fill_failure_told_at: Option<Instant>,
     /// Ascending, each ending where the next begins (S18).
     pub sealed: VecDeque<Sealed>,
     /// `None` until the first commit makes one.

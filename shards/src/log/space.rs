@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::append::AppendError;
 use super::frame;
-use super::partition::{Active, PartitionLog, Sealed};
+use super::partition::{Active, PartitionLog, Sealed, REMIND_EVERY};
 use super::read::cool;
 use super::segment::{self, SegmentHeader, SparseIndex, DATA_START, FIRST_STEP_BYTES, STEP_BYTES_MAX};
 use crate::io::{zero_fill, AlignedBuf, Caching, Open, ALIGNMENT};
@@ -20,6 +21,8 @@ const FILL_PIECE_BYTES: u64 = 1 << 20;
 const BUSY_SEGMENT_MS: u64 = 60_000;
 /// Commits that are larger on average go to space that was claimed, not filled.
 const FILL_COMMIT_BYTES_MAX: u64 = 64 << 10;
+/// After an attempt that failed.
+const FILL_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// Zero-filling of the active segment's next step, on a background task. It owns the bytes from the claimed end on
 /// until it is done: nobody else may write there.
@@ -242,6 +245,10 @@ impl PartitionLog {
     pub(super) fn fill_ahead(&self) {
         let step = {
             let state = self.inner.state.borrow();
+            // On a full disk each commit would try again.
+            if state.fill_failed_at.is_some_and(|at| rt::now() < at + FILL_AGAIN_AFTER) {
+                return;
+            }
             let Some(active) = state.active.as_ref().filter(|_| state.commit_bytes < FILL_COMMIT_BYTES_MAX) else {
                 return;
             };
@@ -288,14 +295,23 @@ impl PartitionLog {
             let filled = filled.await;
             if let Some(inner) = inner.upgrade() {
                 let mut state = inner.state.borrow_mut();
+                let mut failed = None;
                 if let Some(active) = state.active.as_mut() {
                     if active.fill.as_ref().is_some_and(|own| Rc::ptr_eq(own, &fill)) {
                         active.fill = None;
                         match filled {
                             Ok(reached) => active.claimed = reached,
-                            Err(error) => tracing::warn!(dir = %inner.dir.display(), %error,
-                                "partition log: could not prepare space ahead; the next commit claims its own"),
+                            Err(error) => failed = Some(error),
                         }
+                    }
+                }
+                if let Some(error) = failed {
+                    let now = rt::now();
+                    state.fill_failed_at = Some(now);
+                    if state.fill_failure_told_at.is_none_or(|told| now >= told + REMIND_EVERY) {
+                        state.fill_failure_told_at = Some(now);
+                        tracing::warn!(dir = %inner.dir.display(), %error,
+                            "partition log: could not prepare space ahead; commits claim their own");
                     }
                 }
             }

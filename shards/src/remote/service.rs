@@ -218,6 +218,10 @@ impl Inner {
             let text = "the owner is stopping".to_owned();
             return (here, Reply::Commit(Err(CommitError::Failed(text))));
         }
+        if !self.shard.has_room_for_peers().await {
+            let text = "the owner's disk is nearly full: less than half of its reserve is free".to_owned();
+            return (here, Reply::Commit(Err(CommitError::Failed(text))));
+        }
         let known = self.shard.snapshot().topic_of(batch.destination.incarnation).is_some();
         let serving = match self.place(batch.destination) {
             Place::Sibling(shard) => shard,

@@ -216,6 +216,11 @@ impl Shard {
         self.inner.draining.set(true);
     }
 
+    /// Whether the disk has room for what other nodes have accepted (E22).
+    pub(crate) async fn has_room_for_peers(&self) -> bool {
+        self.inner.reserve.has_room_for_peers().await
+    }
+
     /// Whether the first half of a graceful stop is over: logs are about to be closed.
     pub(crate) fn is_quiesced(&self) -> bool {
         self.inner.quiesced.get()

@@ -52,6 +52,7 @@ struct State {
     reserve_bytes: u64,
     node: NodeRoom,
     room: Cell<bool>,
+    room_for_peers: Cell<bool>,
     sampled_at: Cell<Instant>,
     /// When somebody wanted to know last.
     wanted_at: Cell<Instant>,
@@ -69,6 +70,7 @@ impl DiskReserve {
             reserve_bytes,
             node,
             room: Cell::new(true),
+            room_for_peers: Cell::new(true),
             sampled_at: Cell::new(rt::now()),
             wanted_at: Cell::new(rt::now()),
             asking: Cell::new(false),
@@ -86,6 +88,20 @@ impl DiskReserve {
     /// Whether a produce may be taken, by a sample that is young enough. A shard that refuses keeps looking as long as
     /// somebody asks, and heals by itself.
     pub async fn has_room(&self) -> bool {
+        self.look().await;
+        self.state.room.get()
+    }
+
+    /// Whether commits of other nodes may be taken: half of the reserve is left to what this node has accepted itself, to
+    /// metadata and to positions. Without it, the others would fill a disk whose own node has long refused to, until it
+    /// cannot store metadata any more and stops. What they keep goes to sibling partitions.
+    pub async fn has_room_for_peers(&self) -> bool {
+        self.look().await;
+        self.state.room_for_peers.get()
+    }
+
+    /// Waits until the sample is young enough.
+    async fn look(&self) {
         let state = &self.state;
         loop {
             let now = rt::now();
@@ -95,7 +111,7 @@ impl DiskReserve {
                 rt::spawn(Queue::Foreground, keep_asking(Rc::downgrade(state)));
             }
             if now - state.sampled_at.get() < SAMPLE_AGE_MAX {
-                return state.room.get();
+                return;
             }
             state.sampled.notified().await;
         }
@@ -110,6 +126,7 @@ impl DiskReserve {
         let free = state.disk.available_bytes().await;
         let room = free.as_ref().map_or(true, |free| *free >= state.reserve_bytes);
         state.room.set(room);
+        state.room_for_peers.set(free.as_ref().map_or(true, |free| *free >= state.reserve_bytes / 2));
         if state.node.changes_to(room) {
             let (free_bytes, reserve_bytes) = (free.unwrap_or_default(), state.reserve_bytes);
             match room {
@@ -193,6 +210,21 @@ mod tests {
             // Whoever goes away while he waits leaves nothing behind that others wait for.
             assert!(rt::timeout(Duration::from_nanos(1), reserve.has_room()).await.is_err());
             assert!(reserve.has_room().await, "it heals by itself");
+        });
+    }
+
+    #[test]
+    fn e22_peers_are_refused_under_half_of_the_reserve() {
+        sim::run(4, async {
+            let disk = SimDisk::with(4, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
+            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeRoom::default());
+            for (capacity, produce, peers) in
+                [(BYTES, true, true), (BYTES / 2 - 1, false, true), (BYTES / 4 - 1, false, false), (BYTES, true, true)]
+            {
+                disk.set_capacity(Some(capacity));
+                rt::sleep(Duration::from_millis(300)).await;
+                assert_eq!((reserve.has_room().await, reserve.has_room_for_peers().await), (produce, peers));
+            }
         });
     }
 
