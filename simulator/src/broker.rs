@@ -7,11 +7,13 @@ use narad_shards::api::{
     ConsumeError, Delivery, MetaReply, NewTopic, PartitionStats, ProduceError, ReadAt, Settle, SettleStatus,
 };
 use narad_shards::io::sim::SimDisk;
-use narad_shards::meta::{Incarnation, ShardId};
+use narad_shards::meta::{Incarnation, ShardId, Snapshot};
 use narad_shards::peer::{LocalBoxFuture, Take};
 use narad_shards::remote::sim::SimNetwork;
 
+use crate::ledger::Violation;
 use crate::message::Content;
+use crate::whole::Whole;
 
 pub type Answer<T> = LocalBoxFuture<'static, T>;
 
@@ -77,8 +79,8 @@ pub trait Broker {
 
     fn delete_topic(&self, name: String, incarnation: Incarnation) -> Answer<MetaReply>;
 
-    /// Statistics of all partitions of a topic; empty when it does not exist.
-    fn stats(&self, topic: String) -> Answer<Vec<PartitionStats>>;
+    /// Statistics of all partitions of a topic, and of which incarnation of it; `None` when the node knows none.
+    fn stats(&self, topic: String) -> Answer<Option<(Incarnation, Vec<PartitionStats>)>>;
 
     fn probe(&self) -> Answer<Probe>;
 
@@ -104,4 +106,25 @@ pub trait Launcher {
 
     /// Membership changes its mind about a node, and everybody hears of it.
     fn set_alive(&self, _node: usize, _alive: bool) {}
+
+    /// Who is told what the shards of each node see, from now on.
+    fn observe(&self, _observer: Rc<dyn Observer>) {}
+
+    /// Rules of the metadata that were broken since the last call.
+    fn broken(&self) -> Vec<Violation> {
+        Vec::new()
+    }
+
+    /// The metadata of the nodes, where that is simulated.
+    fn whole(&self) -> Option<Rc<Whole>> {
+        None
+    }
+}
+
+/// Looks on as snapshots reach the shards of nodes whose metadata is simulated.
+pub trait Observer {
+    /// The shards of `node` are about to see `snapshot`.
+    fn comes(&self, node: usize, snapshot: &Snapshot);
+    /// All of them see it.
+    fn seen(&self, node: usize, snapshot: &Snapshot);
 }

@@ -1,11 +1,13 @@
 //! Producers and consumers, well-behaved and otherwise, and a watcher of statistics.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use narad_shards::api::{Delivery, ProduceError, ReadAt, Settle, SettleMode, SettleStatus};
 use narad_shards::peer::Take;
 use narad_shards::rt;
 
+use crate::broker::Broker;
 use crate::ledger::{CopyId, Outcome, Rule};
 use crate::message::Content;
 use crate::world::{Called, World};
@@ -30,9 +32,10 @@ pub async fn produce(world: &World, _index: usize) {
             })
             .collect();
         let patience = (world.options.impatient && world.chance(1, 10)).then(|| MS * world.draw(4) as u32);
-        world.ledger.borrow_mut().produce_started(&topic.name, &records, rt::now(), rt::wall_clock_ms());
+        let node = world.any_node();
+        world.ledger.borrow_mut().produce_started(node, &topic.name, &records, rt::now(), rt::wall_clock_ms());
         let (shard, name, sent) = (world.any_shard(), topic.name.clone(), records.clone());
-        let called = world.call(patience, move |broker| broker.produce(shard, name, sent, batch)).await;
+        let called = world.call_on(node, patience, move |broker| broker.produce(shard, name, sent, batch)).await;
         let (outcome, detail) = match called {
             Called::Down => (Outcome::Refused, "no process".to_owned()),
             Called::Lost => (Outcome::Unknown, "no answer".to_owned()),
@@ -42,8 +45,8 @@ pub async fn produce(world: &World, _index: usize) {
         };
         world.ledger.borrow_mut().produce_answered(&records, rt::now(), outcome, &detail);
         match outcome {
-            Outcome::Accepted if hurried => rt::yield_now().await,
-            Outcome::Accepted => world.pause(Duration::ZERO, 50 * MS).await,
+            Outcome::Accepted if hurried && !world.options.whole => rt::yield_now().await,
+            Outcome::Accepted => world.pause(Duration::ZERO, world.options.pace).await,
             _ => world.pause(10 * MS, 200 * MS).await,
         }
     }
@@ -87,7 +90,9 @@ pub async fn consume(world: &World, index: usize) {
         let patience = (world.options.impatient && !drain && world.chance(1, 10)).then(|| MS * world.draw(300) as u32);
         let asked = rt::now();
         let (shard, take) = (world.any_shard(), Take { max, bytes_max: 4 << 20 });
-        let called = world.call(patience, move |broker| broker.consume(shard, topic.name, pinned, take, wait)).await;
+        let node = world.any_node();
+        let consume = move |broker: Rc<dyn Broker>| broker.consume(shard, topic.name, pinned, take, wait);
+        let called = world.call_on(node, patience, consume).await;
         match called {
             Called::Down | Called::Lost => world.pause(10 * MS, 100 * MS).await,
             Called::Answered(Err(error), _) => {
@@ -100,7 +105,7 @@ pub async fn consume(world: &World, index: usize) {
                     world.violate(Rule::Memory, format!("{} records for a max of {max}", deliveries.len()));
                 }
                 for delivery in &deliveries {
-                    world.ledger.borrow_mut().delivered(index, delivery, &boots, asked, told);
+                    world.ledger.borrow_mut().delivered((index, node), delivery, &boots, asked, told);
                 }
                 work(world, habit, deliveries).await;
             }
@@ -215,15 +220,18 @@ async fn settle(world: &World, deliveries: &[Delivery], mode: SettleMode, blur: 
 pub async fn watch(world: &World) {
     while !world.stopping.get() && !world.refused() {
         world.pause(20 * MS, 300 * MS).await;
+        world.look_at_metadata();
         let Some(topic) = world.any_topic() else { continue };
         let name = topic.name.clone();
-        if let Called::Answered(stats, boots) = world.call(None, |broker| broker.stats(name)).await {
+        if let Called::Answered(Some((told, stats)), boots) = world.call(None, |broker| broker.stats(name)).await {
             let unchanged =
                 world.topics.borrow().iter().any(|now| {
                     now.name == topic.name && now.incarnation.is_some() && now.incarnation == topic.incarnation
                 });
             let mut ledger = world.ledger.borrow_mut();
-            if let Some(incarnation) = topic.incarnation.filter(|_| unchanged && ledger.boots() == boots) {
+            if let Some(incarnation) =
+                topic.incarnation.filter(|known| unchanged && *known == told && ledger.boots() == boots)
+            {
                 ledger.stats(incarnation, &stats, rt::now(), rt::wall_clock_ms());
             }
         }
@@ -242,18 +250,19 @@ pub async fn watch(world: &World) {
 async fn replay(world: &World) {
     let draw = world.draw(u64::MAX);
     let Some((name, id)) = world.ledger.borrow().pick_copy(draw) else { return };
-    let (started, shard) = (rt::now(), world.any_shard());
+    let (started, shard, node) = (rt::now(), world.any_shard(), world.any_node());
     let (_, partition, offset) = id;
-    let called = world.call(None, move |broker| broker.read_at(shard, name, partition, offset)).await;
+    let known = world.ledger.borrow().is_known(node, id);
+    let called = world.call_on(node, None, move |broker| broker.read_at(shard, name, partition, offset)).await;
     let now = rt::now();
     let mut ledger = world.ledger.borrow_mut();
     match called {
         Called::Answered(Ok(ReadAt::Record(delivery)), _) if delivery.incarnation == id.0 => {
-            ledger.replayed(&delivery, started, now);
+            ledger.replayed(node, &delivery, started, now);
         }
         // Deleted and created again meanwhile.
         Called::Answered(Ok(ReadAt::Record(_)), _) => {}
-        Called::Answered(Ok(other), boots) if ledger.boots() == boots => {
+        Called::Answered(Ok(other), boots) if known && ledger.boots() == boots => {
             ledger.unreadable(id, now, rt::wall_clock_ms(), &format!("replay says {other:?}"));
         }
         Called::Answered(..) | Called::Down | Called::Lost => {}

@@ -451,30 +451,30 @@ impl Broker for Model {
         })
     }
 
-    fn stats(&self, topic: String) -> Answer<Vec<PartitionStats>> {
+    fn stats(&self, topic: String) -> Answer<Option<(Incarnation, Vec<PartitionStats>)>> {
         let store = self.store.clone();
         Box::pin(async move {
             pause(&store, 300).await;
             let mut store = store.borrow_mut();
-            let Some(incarnation) = store.metadata.topic(&topic).map(|meta| meta.incarnation) else {
-                return Vec::new();
-            };
+            let incarnation = store.metadata.topic(&topic)?.incarnation;
             let (back, ahead) = (store.bug(Bug::WatermarkBack, 5), store.bug(Bug::FrontierPastWatermark, 5));
             let past_unacked = store.bug == Bug::FrontierPastUnacked;
             let own = store.partitions.iter().filter(|((topic, _), _)| *topic == incarnation);
-            own.map(|((_, index), partition)| {
-                let end = partition.records.len() as u64;
-                let frontier = if past_unacked { end } else { partition.frontier() + u64::from(ahead) * end };
-                PartitionStats {
-                    index: *index,
-                    oldest_offset: partition.oldest as u64,
-                    next_offset: end,
-                    high_watermark: end - u64::from(back && end > 0),
-                    frontier,
-                    ..PartitionStats::default()
-                }
-            })
-            .collect()
+            let stats = own
+                .map(|((_, index), partition)| {
+                    let end = partition.records.len() as u64;
+                    let frontier = if past_unacked { end } else { partition.frontier() + u64::from(ahead) * end };
+                    PartitionStats {
+                        index: *index,
+                        oldest_offset: partition.oldest as u64,
+                        next_offset: end,
+                        high_watermark: end - u64::from(back && end > 0),
+                        frontier,
+                        ..PartitionStats::default()
+                    }
+                })
+                .collect();
+            Some((incarnation, stats))
         })
     }
 

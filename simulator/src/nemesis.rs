@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use narad_shards::api::MetaReply;
 use narad_shards::io::sim::{Fault, FaultRates, NthCall, Op};
+use narad_shards::meta::Incarnation;
 use narad_shards::rt;
 
 use crate::broker::End;
+use crate::nemesis_cluster;
 use crate::options::Profile;
-use crate::world::{tag, Called, World, NODE};
+use crate::world::{tag, Called, TopicHandle, World, NODE};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -42,6 +44,7 @@ async fn misfortune(world: &Rc<World>) {
     match world.options.profile {
         Profile::Calm => {}
         Profile::Network => network(world).await,
+        Profile::Cluster => nemesis_cluster::act(world).await,
         Profile::Kills | Profile::Resize => restart(world, End::Killed).await,
         Profile::PowerCuts => {
             let end = if world.chance(1, 4) { End::Killed } else { End::PowerCut };
@@ -94,7 +97,7 @@ async fn resize(world: &Rc<World>) {
 }
 
 /// Ends the process and starts it again, sometimes with another number of shards.
-async fn restart(world: &Rc<World>, end: End) {
+pub async fn restart(world: &Rc<World>, end: End) {
     let shards = if world.chance(1, 3) { world.draw(4) as u16 + 1 } else { world.options.shards };
     restart_as(world, end, shards).await;
 }
@@ -222,18 +225,32 @@ async fn delete_and_create(world: &World) {
     let Some(topic) = world.any_topic() else { return };
     let Some(incarnation) = topic.incarnation else { return };
     world.ledger.borrow_mut().delete_started(incarnation, rt::now());
-    let name = topic.name.clone();
-    let deleted = world.call(None, move |broker| broker.delete_topic(name, incarnation)).await;
-    match deleted {
-        Called::Answered(MetaReply::Deleted, _) => {
-            world.ledger.borrow_mut().delete_answered(incarnation, rt::now());
-            for other in world.topics.borrow_mut().iter_mut().filter(|other| other.name == topic.name) {
-                other.incarnation = None;
-            }
-            world.pause(Duration::ZERO, 200 * MS).await;
-            world.create_topic(&topic.name).await;
+    // Whole nodes say now and then that they do not know what has become of it: asked until it is certain.
+    while !delete(world, &topic, incarnation).await {
+        if !world.options.whole || world.refused() {
+            return;
         }
-        Called::Answered(other, _) => world.note(format!("delete {}: {other:?}", topic.name)),
-        Called::Down | Called::Lost => {}
+        world.pause(20 * MS, 200 * MS).await;
+    }
+    world.ledger.borrow_mut().delete_answered(incarnation, rt::now());
+    for other in world.topics.borrow_mut().iter_mut().filter(|other| other.name == topic.name) {
+        other.incarnation = None;
+    }
+    world.pause(Duration::ZERO, 200 * MS).await;
+    world.create_topic(&topic.name).await;
+}
+
+/// Whether it is gone for certain.
+async fn delete(world: &World, topic: &TopicHandle, incarnation: Incarnation) -> bool {
+    let name = topic.name.clone();
+    match world.call(None, move |broker| broker.delete_topic(name, incarnation)).await {
+        Called::Answered(MetaReply::Deleted, _) => true,
+        // Done by an attempt whose outcome was unknown.
+        Called::Answered(MetaReply::NotFound | MetaReply::Changed, _) if world.options.whole => true,
+        Called::Answered(other, _) => {
+            world.note(format!("delete {}: {other:?}", topic.name));
+            false
+        }
+        Called::Down | Called::Lost => false,
     }
 }

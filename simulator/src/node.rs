@@ -24,17 +24,22 @@ use narad_shards::rt::{self, Queue};
 use narad_shards::shard::{NodeRoom, RetentionOptions, Shard, ShardOptions};
 use narad_shards::wal::Wal;
 
-use crate::broker::{Answer, Broker, End, Launcher, Probe};
+use crate::broker::{Answer, Broker, End, Launcher, Observer, Probe};
 use crate::cluster::Cluster;
+use crate::control::ControlPlane;
+use crate::ledger::Violation;
 use crate::message::Content;
 use crate::metadata::Metadata;
+use crate::options::WorldOptions;
+use crate::whole::Whole;
 
 const DATA: &str = "/data";
 
-/// What nodes keep between their processes, apart from the disks: metadata, which is always durable here, and the
-/// network.
+/// What nodes keep between their processes, apart from the disks: metadata and the network.
 pub struct ShardLauncher {
-    cluster: Rc<Cluster>,
+    control: Rc<dyn ControlPlane>,
+    whole: Option<Rc<Whole>>,
+    rng: RefCell<Rng>,
     store_id: u64,
     tuning: Tuning,
 }
@@ -51,7 +56,7 @@ struct Tuning {
 }
 
 impl ShardLauncher {
-    pub fn new(seed: u64, nodes: usize, sim: &Sim) -> ShardLauncher {
+    pub fn new(seed: u64, options: &WorldOptions, sim: &Sim) -> ShardLauncher {
         let mut rng = Rng::new(seed);
         let wal_segment_bytes = [160 << 10, 256 << 10, 1 << 20][rng.below(3) as usize];
         let tuning = Tuning {
@@ -64,11 +69,19 @@ impl ShardLauncher {
             reserve_bytes: [0, 64 << 10, 512 << 10][rng.below(3) as usize],
             retention: draw_retention(&mut rng),
         };
-        let metadata = Rc::new(RefCell::new(Metadata::new(rng.next_u64())));
-        let store_id = rng.next_u64();
+        let (seed, store_id, nodes) = (rng.next_u64(), rng.next_u64(), options.nodes);
         let network = (nodes > 1).then(|| SimNetwork::new(sim.clone(), rng.next_u64()));
-        let cluster = Rc::new(Cluster::new(nodes, metadata, network, rng));
-        ShardLauncher { cluster, store_id, tuning }
+        let (whole, control): (_, Rc<dyn ControlPlane>) = match network {
+            Some(network) if options.whole => {
+                let whole = Whole::new(options, sim, network, rng.fork());
+                (Some(whole.clone()), whole)
+            }
+            network => {
+                let metadata = Rc::new(RefCell::new(Metadata::new(seed)));
+                (None, Cluster::new(nodes, metadata, network, rng.fork()))
+            }
+        };
+        ShardLauncher { control, whole, rng: RefCell::new(rng), store_id, tuning }
     }
 }
 
@@ -85,11 +98,11 @@ fn draw_retention(rng: &mut Rng) -> RetentionOptions {
 
 impl Launcher for ShardLauncher {
     fn launch(&self, node: usize, disk: SimDisk, shards: ShardId) -> Answer<Result<Rc<dyn Broker>, String>> {
-        let (cluster, store_id, tuning) = (self.cluster.clone(), self.store_id, self.tuning);
-        let links = Links::new(shards, cluster.metadata.clone(), self.cluster.rng.borrow_mut().fork());
+        let (control, store_id, tuning) = (self.control.clone(), self.store_id, self.tuning);
+        let links = Links::new(node, shards, control.clone(), self.rng.borrow_mut().fork());
         Box::pin(async move {
-            cluster.boots(node, shards);
             let numbers = prepare(&disk).await.map_err(|error| format!("data directory: {error}"))?;
+            let snapshot = control.begins(node, links.clone()).await?;
             let mut opening = Vec::new();
             let disk_room = NodeRoom::default();
             for id in 0..shards {
@@ -112,8 +125,8 @@ impl Launcher for ShardLauncher {
                     disk_room: disk_room.clone(),
                     adopt: adopt.filter(|n| n % u32::from(shards) == u32::from(id)).collect(),
                 };
-                let snapshot = cluster.snapshot(node, shards);
-                let carrier = cluster.carrier(node, id, Rc::new(SimCarrier { links: links.clone(), from: id }));
+                let snapshot = snapshot.clone();
+                let carrier = control.carrier(node, id, links.carrier(id));
                 let links = links.clone();
                 opening.push(rt::spawn(Queue::Foreground, async move {
                     let shard = Shard::open(options, snapshot, carrier).await.map_err(|error| error.to_string())?;
@@ -125,7 +138,7 @@ impl Launcher for ShardLauncher {
             for shard in opening {
                 opened.push(shard.await?);
             }
-            cluster.joins(node, &links, &opened).await;
+            control.joins(node, links.clone(), opened.clone()).await;
             opened.iter().for_each(Shard::start);
             let consumers = opened.iter().map(|shard| Consumer::new(shard.queues().clone())).collect();
             let inner = Inner {
@@ -136,7 +149,8 @@ impl Launcher for ShardLauncher {
                 shards: opened,
                 consumers,
                 links,
-                cluster,
+                control,
+                node,
             };
             let broker: Rc<dyn Broker> = Rc::new(Node { inner: Rc::new(inner) });
             Ok(broker)
@@ -144,17 +158,31 @@ impl Launcher for ShardLauncher {
     }
 
     fn ending(&self, node: usize) {
-        self.cluster.leaves(node);
+        self.control.ends(node);
     }
 
-    fn ended(&self, _node: usize, _end: End) {}
+    fn ended(&self, node: usize, end: End) {
+        self.control.ended(node, end);
+    }
 
     fn network(&self) -> Option<SimNetwork> {
-        self.cluster.network()
+        self.control.network()
     }
 
     fn set_alive(&self, node: usize, alive: bool) {
-        self.cluster.set_alive(node, alive);
+        self.control.set_alive(node, alive);
+    }
+
+    fn observe(&self, observer: Rc<dyn Observer>) {
+        self.control.observe(observer);
+    }
+
+    fn broken(&self) -> Vec<Violation> {
+        self.control.broken()
+    }
+
+    fn whole(&self) -> Option<Rc<Whole>> {
+        self.whole.clone()
     }
 }
 
@@ -180,7 +208,8 @@ async fn prepare(disk: &SimDisk) -> std::io::Result<Vec<u32>> {
 
 /// The rings between the shards and the control thread: in order per pair, with a small delay.
 pub struct Links {
-    metadata: Rc<RefCell<Metadata>>,
+    node: usize,
+    control: Rc<dyn ControlPlane>,
     inboxes: Vec<Rc<Inbox>>,
     rng: RefCell<Rng>,
 }
@@ -192,9 +221,18 @@ struct Inbox {
 }
 
 impl Links {
-    fn new(shards: ShardId, metadata: Rc<RefCell<Metadata>>, rng: Rng) -> Rc<Links> {
+    fn new(node: usize, shards: ShardId, control: Rc<dyn ControlPlane>, rng: Rng) -> Rc<Links> {
         let inboxes = (0..shards).map(|_| Rc::default()).collect();
-        Rc::new(Links { metadata, inboxes, rng: RefCell::new(rng) })
+        Rc::new(Links { node, control, inboxes, rng: RefCell::new(rng) })
+    }
+
+    pub fn shards(&self) -> ShardId {
+        self.inboxes.len() as ShardId
+    }
+
+    /// As seen from one shard, or from the control thread.
+    pub fn carrier(self: &Rc<Self>, from: ShardId) -> Rc<dyn Carrier> {
+        Rc::new(SimCarrier { links: self.clone(), from })
     }
 
     /// Starts to answer what was and will be sent to a shard.
@@ -241,15 +279,11 @@ impl Links {
     }
 
     fn control(&self, request: Request, reply: Option<Sender<Reply>>) {
-        let (metadata, wait) = (self.metadata.clone(), self.rng.borrow_mut().below(2_000_000));
-        let refuse = self.rng.borrow_mut().chance(1, 10);
+        let (control, node, wait) = (self.control.clone(), self.node, self.rng.borrow_mut().below(2_000_000));
         rt::spawn(Queue::Foreground, async move {
             rt::sleep(Duration::from_nanos(wait)).await;
             let answer = match request {
-                Request::Meta(MetaCommand::ConfirmGone { name, incarnation }) if !refuse => {
-                    Reply::Meta(metadata.borrow().confirm_gone(&name, incarnation))
-                }
-                Request::Meta(_) => Reply::Meta(MetaReply::Unavailable("no leader for the moment".to_owned())),
+                Request::Meta(command) => Reply::Meta(control.answer(node, command).await),
                 _ => Reply::Done,
             };
             if let Some(reply) = reply {
@@ -294,7 +328,8 @@ struct Inner {
     shards: Vec<Shard>,
     consumers: Vec<Consumer>,
     links: Rc<Links>,
-    cluster: Rc<Cluster>,
+    control: Rc<dyn ControlPlane>,
+    node: usize,
 }
 
 struct Node {
@@ -312,9 +347,9 @@ impl Drop for Underway {
 }
 
 impl Inner {
-    /// `None` once the node has stopped serving.
+    /// `None` once the node has stopped serving, and before it begins to (E51).
     fn begin(self: &Rc<Self>) -> Option<Underway> {
-        self.serving.get().then(|| {
+        (self.serving.get() && self.control.serves(self.node)).then(|| {
             self.requests.set(self.requests.get() + 1);
             Underway(self.clone())
         })
@@ -338,12 +373,6 @@ impl Inner {
             replies.extend(call.await);
         }
         replies
-    }
-
-    /// E23: a change is answered after every shard has installed it; here those of the other nodes, too, so that what
-    /// may lag behind an answer is known.
-    async fn install(&self) {
-        self.cluster.install_snapshots().await;
     }
 }
 
@@ -387,7 +416,7 @@ impl Broker for Node {
     }
 
     fn settle(&self, shard: ShardId, topic: String, settles: Vec<Settle>) -> Answer<Vec<SettleStatus>> {
-        let alone = self.inner.cluster.network().is_none();
+        let alone = self.inner.control.network().is_none();
         let (consumer, underway) = (self.inner.consumer(shard), self.inner.begin());
         Box::pin(async move {
             let Some(_underway) = underway else { return vec![SettleStatus::OwnerDown; settles.len()] };
@@ -405,33 +434,26 @@ impl Broker for Node {
         partition: u32,
         offset: u64,
     ) -> Answer<Result<ReadAt, ConsumeError>> {
-        let consumer = self.inner.consumer(shard);
-        Box::pin(async move { consumer.read_at(&topic, partition, offset).await })
+        let (consumer, underway) = (self.inner.consumer(shard), self.inner.begin());
+        Box::pin(async move {
+            let _underway = underway.ok_or(ConsumeError::Unreachable)?;
+            consumer.read_at(&topic, partition, offset).await
+        })
     }
 
     fn create_topic(&self, topic: NewTopic) -> Answer<MetaReply> {
-        let inner = self.inner.clone();
-        Box::pin(async move {
-            let reply = inner.links.metadata.borrow_mut().create(&topic, rt::wall_clock_ms());
-            inner.install().await;
-            reply
-        })
+        self.inner.control.change(self.inner.node, MetaCommand::CreateTopic(topic))
     }
 
     fn delete_topic(&self, name: String, incarnation: Incarnation) -> Answer<MetaReply> {
-        let inner = self.inner.clone();
-        Box::pin(async move {
-            let reply = inner.links.metadata.borrow_mut().delete(&name, incarnation);
-            inner.install().await;
-            reply
-        })
+        self.inner.control.change(self.inner.node, MetaCommand::DeleteTopic { name, incarnation })
     }
 
-    fn stats(&self, topic: String) -> Answer<Vec<PartitionStats>> {
-        let inner = self.inner.clone();
+    fn stats(&self, topic: String) -> Answer<Option<(Incarnation, Vec<PartitionStats>)>> {
+        let (inner, underway) = (self.inner.clone(), self.inner.begin());
         Box::pin(async move {
-            let found = inner.links.metadata.borrow().topic(&topic).map(|meta| meta.incarnation);
-            let Some(incarnation) = found else { return Vec::new() };
+            let _underway = underway?;
+            let incarnation = inner.shard(0).snapshot().topic(&topic)?.incarnation;
             let mut all = Vec::new();
             let mut replies = inner.all(|| Request::Stats { incarnation }).await;
             let carrier = inner.shard(0).carrier().clone();
@@ -446,7 +468,7 @@ impl Broker for Node {
                 }
             }
             all.sort_by_key(|partition| partition.index);
-            all
+            Some((incarnation, all))
         })
     }
 
@@ -458,8 +480,10 @@ impl Broker for Node {
     fn shutdown(&self) -> Answer<()> {
         let inner = self.inner.clone();
         Box::pin(async move {
-            inner.serving.set(false);
             inner.shards.iter().for_each(Shard::drain);
+            // While clients are still served.
+            inner.control.hand_over(inner.node).await;
+            inner.serving.set(false);
             loop {
                 let finished = inner.finished.notified();
                 if inner.requests.get() == 0 {

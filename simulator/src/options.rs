@@ -24,14 +24,31 @@ pub enum Profile {
     Rot,
     /// Of several nodes: connections cut and reset, membership that errs, and kills.
     Network,
+    /// Of whole nodes: whoever leads is killed, cut off or stopped, a majority goes down, and old files come back.
+    Cluster,
     /// Under load, from one number of shards to the next: 1, 2, 4, 3, 1. Ends of every honest kind in between.
     Resize,
+}
+
+/// One way to break the rules of the metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// A replica skips a change now and then.
+    SkipChange,
+    /// A node confirms by its own state that a topic is gone, without the leader's word (K21).
+    OwnWord,
+    /// Old files of a voter come back without `--restored` (E36).
+    OldVoter,
 }
 
 #[derive(Clone, Debug)]
 pub struct WorldOptions {
     pub profile: Profile,
     pub nodes: usize,
+    /// The nodes run their control planes too, on one metadata.
+    pub whole: bool,
+    /// What is wrong with the control planes, so that it is found.
+    pub planted: Option<Planted>,
     pub shards: u16,
     pub topics: usize,
     pub partitions: u32,
@@ -42,6 +59,8 @@ pub struct WorldOptions {
     pub consumers: usize,
     /// Produce requests over all producers.
     pub produces: u64,
+    /// Longest pause of a producer between two of them.
+    pub pace: Duration,
     /// Records of one batch at most.
     pub batch_records: u64,
     /// How long what is owed may take once everything is healed.
@@ -82,6 +101,8 @@ impl WorldOptions {
         WorldOptions {
             profile,
             nodes: 1,
+            whole: false,
+            planted: None,
             shards: if profile == Profile::Resize { 1 } else { drawn_shards },
             topics: rng.range(1, 4) as usize,
             partitions: rng.range(1, 5) as u32,
@@ -91,6 +112,7 @@ impl WorldOptions {
             producers: rng.range(1, 5) as usize,
             consumers: rng.range(2, 7) as usize,
             produces: if profile == Profile::Resize { produces * 2 } else { produces },
+            pace: Duration::from_millis(50),
             batch_records: if large { 250 } else { 20 },
             patience: Duration::from_secs(120),
             impatient: rng.chance(1, 3),
@@ -102,20 +124,37 @@ impl WorldOptions {
         }
     }
 
-    /// The same world with so many nodes. Their disks are sound: what disks do to one node is drawn with one.
-    pub fn with_nodes(self, nodes: usize, rng: &mut Rng) -> WorldOptions {
+    /// The same world with so many nodes, `whole` or their shards alone. Their disks are sound: what disks do to one node
+    /// is drawn with one.
+    pub fn with_nodes(self, nodes: usize, whole: bool, rng: &mut Rng) -> WorldOptions {
         if nodes == 1 {
             return self;
         }
-        let profiles = [Profile::Calm, Profile::Kills, Profile::PowerCuts, Profile::Network, Profile::Network];
-        WorldOptions {
-            profile: profiles[rng.below(5) as usize],
+        use Profile::{Calm, Cluster, Kills, Network, PowerCuts};
+        let profiles = match whole {
+            true => [Calm, PowerCuts, Cluster, Cluster, Cluster, Cluster],
+            false => [Calm, Kills, PowerCuts, Network, Network, Network],
+        };
+        let several = WorldOptions {
+            profile: profiles[rng.below(profiles.len() as u64) as usize],
             nodes,
+            whole,
             shards: rng.range(1, 4) as u16,
             partitions: self.partitions.max(nodes as u32),
             // Each node reads its own clock, and only one of them would be stepped.
             clock_steps: false,
             ..self
+        };
+        if !whole {
+            return several;
+        }
+        // Long enough for elections and for what membership makes of silence, and few records on the way.
+        WorldOptions {
+            produces: rng.range(10, 40),
+            pace: Duration::from_millis(rng.range(200, 1_500)),
+            batch_records: several.batch_records.min(60),
+            churn: rng.chance(1, 2),
+            ..several
         }
     }
 

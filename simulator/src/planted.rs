@@ -11,7 +11,7 @@ use crate::options::WorldOptions;
 use crate::world::{run_world, run_world_with, Report};
 
 fn worlds(bug: Bug, seeds: u64) -> impl Iterator<Item = Report> {
-    (0..seeds).map(move |seed| run_world(seed, 1, |seed, _, _| Rc::new(ModelLauncher::new(seed, bug))))
+    (0..seeds).map(move |seed| run_world(seed, 1, false, |seed, _, _| Rc::new(ModelLauncher::new(seed, bug))))
 }
 
 /// Fewer and shorter: a planted bug shows early.
@@ -33,7 +33,7 @@ fn a_broker_that_keeps_the_contract_passes() {
         assert!(report.violations.is_empty(), "seed {}: {:?}", report.seed, report.violations);
         total.add(&report.counts);
     }
-    assert_eq!(total.missing(), None);
+    assert_eq!(total.missing(false), None);
 }
 
 #[test]

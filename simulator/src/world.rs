@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::DefaultHasher;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::hash::{Hash, Hasher};
 use std::panic::AssertUnwindSafe;
@@ -23,11 +24,19 @@ use crate::clients;
 use crate::ledger::{Boots, Counts, Ledger, Rule, Violation};
 use crate::nemesis;
 use crate::options::{Profile, WorldOptions};
+use crate::whole::{Onlooker, Whole};
 
 /// The first node's process.
 pub const NODE: NodeTag = 1;
 /// Of several nodes: how long what a fault has begun may go on once it is over (probes, silent connections, reroutes).
 const CLUSTER_GRACE: Duration = Duration::from_secs(12);
+
+/// What a process that stood still had not made durable is durable so long after it went on.
+const STILL_MATTERS: Duration = Duration::from_secs(3);
+/// How often is looked whether the nodes are a cluster.
+const LOOK: Duration = Duration::from_millis(100);
+/// A healed cluster is whole and ready within this time: an election, a join, and the age at which a leader gives votes.
+const READY_MAX: Duration = Duration::from_secs(60);
 
 /// A call that takes longer than this will never be answered.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
@@ -68,6 +77,8 @@ pub struct World {
     brokers: RefCell<Vec<Option<Rc<dyn Broker>>>>,
     /// Faults of the network and ends of processes so far.
     faults: Cell<u64>,
+    /// When each node last began to stand still and went on.
+    stood_still: RefCell<BTreeMap<usize, (Instant, Instant)>>,
     /// The node refuses to start, which damage explains.
     refused: Cell<bool>,
 }
@@ -91,10 +102,11 @@ pub struct Report {
 pub fn run_world(
     seed: u64,
     nodes: usize,
+    whole: bool,
     launcher: impl FnOnce(u64, &WorldOptions, &Sim) -> Rc<dyn Launcher>,
 ) -> Report {
     let mut rng = Rng::new(seed);
-    let options = WorldOptions::draw(&mut rng).with_nodes(nodes, &mut rng);
+    let options = WorldOptions::draw(&mut rng).with_nodes(nodes, whole, &mut rng);
     run_world_with(seed, options, launcher)
 }
 
@@ -103,12 +115,13 @@ pub fn run_world_with(
     options: WorldOptions,
     launcher: impl FnOnce(u64, &WorldOptions, &Sim) -> Rc<dyn Launcher>,
 ) -> Report {
+    drop(crate::trace::take()); // what was left of another world
     let mut rng = Rng::new(!seed);
     let sim = Sim::new(rng.next_u64());
     let world = Rc::new(World {
         sim: sim.clone(),
         disks: (0..options.nodes).map(|_| SimDisk::with(rng.next_u64(), options.disk)).collect(),
-        ledger: RefCell::new(Ledger::new(options.allowances(), options.nodes)),
+        ledger: RefCell::new(Ledger::new(options.allowances(), options.nodes, options.whole)),
         topics: RefCell::default(),
         producing: Cell::new(0),
         draining: Cell::new(false),
@@ -117,10 +130,12 @@ pub fn run_world_with(
         launcher: launcher(rng.next_u64(), &options, &sim),
         brokers: RefCell::new(vec![None; options.nodes]),
         faults: Cell::new(0),
+        stood_still: RefCell::default(),
         refused: Cell::new(false),
         rng: RefCell::new(rng),
         options,
     });
+    world.launcher.observe(Rc::new(Onlooker::of(&world)));
     let start = sim.now();
     let main = world.clone();
     let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| sim.run(main.live())));
@@ -218,6 +233,17 @@ impl World {
         self.launcher.network()
     }
 
+    pub fn whole(&self) -> Option<Rc<Whole>> {
+        self.launcher.whole()
+    }
+
+    /// Reports what was found broken behind the shards.
+    pub fn look_at_metadata(&self) {
+        for Violation { rule, text } in self.launcher.broken() {
+            self.violate(rule, text);
+        }
+    }
+
     pub fn set_alive(&self, node: usize, alive: bool) {
         self.launcher.set_alive(node, alive);
     }
@@ -235,6 +261,13 @@ impl World {
         }
         let (world, faults) = (Rc::downgrade(self), self.faults.get());
         rt::spawn(rt::Queue::Foreground, async move {
+            // What lacks a leader, or a node that knows its own partitions, is not over.
+            while let Some(whole) = world.upgrade().and_then(|world| world.whole()) {
+                if whole.unready().is_none() {
+                    break;
+                }
+                rt::sleep(LOOK).await;
+            }
             rt::sleep(CLUSTER_GRACE).await;
             let Some(world) = world.upgrade().filter(|world| world.faults.get() == faults) else { return };
             world.ledger.borrow_mut().fault_over(rt::now());
@@ -280,6 +313,20 @@ impl World {
         }
     }
 
+    /// The node's process stands still for a while.
+    pub async fn stand_still(&self, node: usize, low: Duration, high: Duration) {
+        let Some(network) = self.network() else { return };
+        self.fault(&format!("node {node} stands still"));
+        let since = rt::now();
+        network.pause(tag(node));
+        self.sim.pause(tag(node));
+        self.pause(low, high).await;
+        network.resume(tag(node));
+        self.sim.resume(tag(node));
+        self.stood_still.borrow_mut().insert(node, (since, rt::now()));
+        self.note(format!("--- node {node} goes on"));
+    }
+
     /// Ends the process.
     pub async fn stop(&self, node: usize, end: End) {
         let mut end = end;
@@ -305,7 +352,9 @@ impl World {
         // A process that went on while its disk stood still could promise nothing any more: none does that, and what it
         // answered from then on counts as never having had the time to reach the disk.
         let disk = &self.disks[node];
-        let judged = disk.frozen_at().unwrap_or(rt::now());
+        let still = self.stood_still.borrow().get(&node).copied();
+        let still = still.filter(|(_, until)| rt::now() - *until < STILL_MATTERS).map(|(since, _)| since);
+        let judged = disk.frozen_at().or(still).unwrap_or(rt::now());
         match end {
             End::PowerCut => disk.power_cut(),
             End::Graceful | End::Killed => disk.process_crash(),
@@ -371,11 +420,15 @@ impl World {
                     let mut ledger = self.ledger.borrow_mut();
                     ledger.topic_created(&meta, started);
                     drop(ledger);
-                    let handle = TopicHandle { name: name.to_owned(), incarnation: Some(meta.incarnation) };
-                    let mut topics = self.topics.borrow_mut();
-                    topics.retain(|other| other.name != name);
-                    topics.push(handle);
-                    return;
+                    return self.put_handle(name, Some(meta.incarnation));
+                }
+                // An attempt whose outcome was unknown.
+                Called::Answered(MetaReply::Exists, _) if self.options.whole => {
+                    let incarnation = self.ledger.borrow().live(name);
+                    self.note(format!("{name} was created all the same: {incarnation:?}"));
+                    if incarnation.is_some() {
+                        return self.put_handle(name, incarnation);
+                    }
                 }
                 // Answered for certain in the end: with an incarnation that nobody has told us, nothing can be checked.
                 Called::Answered(other, _) => self.note(format!("create {name}: {other:?}")),
@@ -388,11 +441,38 @@ impl World {
         }
     }
 
+    fn put_handle(&self, name: &str, incarnation: Option<Incarnation>) {
+        let mut topics = self.topics.borrow_mut();
+        topics.retain(|other| other.name != name);
+        topics.push(TopicHandle { name: name.to_owned(), incarnation });
+    }
+
+    /// Starts nodes beside each other, at most so far apart: those of a cluster found it together.
+    pub async fn start_all(self: &Rc<Self>, nodes: impl Iterator<Item = usize>, apart: Duration) -> bool {
+        let begin = |node| {
+            let world = self.clone();
+            rt::spawn(rt::Queue::Foreground, async move {
+                world.pause(Duration::ZERO, apart).await;
+                world.start(node, world.options.shards).await
+            })
+        };
+        let starting: Vec<_> = nodes.map(begin).collect();
+        let mut all = true;
+        for started in starting {
+            all &= started.await;
+        }
+        all
+    }
+
     async fn live(self: Rc<World>) {
-        for node in 0..self.options.nodes {
-            if !self.start(node, self.options.shards).await {
-                return;
-            }
+        let apart = if self.options.whole { [0, 500, 5_000, 20_000][self.draw(4) as usize] } else { 0 };
+        if !self.start_all(0..self.options.nodes, Duration::from_millis(apart)).await {
+            return;
+        }
+        if self.options.whole {
+            // Whoever comes late to the founding waits for its vote, and its partitions for it.
+            self.fault("the cluster forms");
+            self.fault_over();
         }
         for index in 0..self.options.topics {
             self.create_topic(&format!("topic-{index}")).await;
@@ -421,14 +501,14 @@ impl World {
     }
 
     /// Heals everything, and waits until nothing is owed and nothing comes back.
-    async fn settle_down(&self) {
+    async fn settle_down(self: &Rc<Self>) {
         for disk in &self.disks {
             disk.clear_faults();
             disk.set_capacity(None);
             disk.set_slowness(1);
         }
-        use Profile::{Calm, Kills, Network, PowerCuts, Resize};
-        let sound = matches!(self.options.profile, Calm | Kills | PowerCuts | Network | Resize);
+        use Profile::{Calm, Cluster, Kills, Network, PowerCuts, Resize};
+        let sound = matches!(self.options.profile, Calm | Kills | PowerCuts | Network | Cluster | Resize);
         // Now and then without a restart: leases that nobody will end have to lapse.
         if !sound || self.chance(2, 3) {
             let graceful = self.options.profile == Profile::Calm || self.chance(1, 2);
@@ -439,6 +519,9 @@ impl World {
                 }
             }
         }
+        if let Some(whole) = self.whole() {
+            self.become_whole(&whole).await;
+        }
         self.ledger.borrow_mut().fault_over(rt::now());
         self.draining.set(true);
         self.note("=== healed, draining".to_owned());
@@ -447,10 +530,25 @@ impl World {
             rt::sleep(Duration::from_millis(50)).await;
         }
         rt::sleep(self.options.visibility * 2 + Duration::from_secs(2)).await;
+        self.look_at_metadata();
         let incidents = self.disk().incidents();
         let honest = self.options.allowances().honest;
         let excuse = |started: Instant, cuts: &[Instant]| !honest && explains(&incidents, started, cuts);
         self.ledger.borrow_mut().finish(rt::now(), rt::wall_clock_ms(), excuse);
+    }
+}
+
+impl World {
+    async fn become_whole(&self, whole: &Whole) {
+        let healed = rt::now();
+        self.ledger.borrow_mut().counts.terms = whole.terms();
+        while let Some(why) = whole.unready() {
+            if rt::now() > healed + READY_MAX {
+                return self.violate(Rule::NotReady, format!("{READY_MAX:?} after all was healed: {why}"));
+            }
+            rt::sleep(LOOK).await;
+        }
+        self.look_at_metadata();
     }
 }
 

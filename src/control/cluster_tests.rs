@@ -12,12 +12,13 @@ use narad_shards::api::{NewTopic, NodeStatus};
 use narad_shards::io::AlignedBuf;
 use narad_shards::meta::{Address, NodeId, Snapshot};
 use narad_shards::peer::LocalBoxFuture;
-use narad_shards::remote::{CallError, ConnectionId, Hello, Transport};
+use narad_shards::remote::{CallError, ConnectionId, Hello, Service, Transport};
 use narad_shards::rt::{self, sim, Queue};
-use narad_shards::wire::{operation, status, Incoming, Kind, Outgoing};
+use narad_shards::wire::{status, Incoming, Kind, Outgoing};
 
 use super::consensus::restart::Mode;
 use super::consensus::{self, configuration};
+use super::plane::{found_or_join, Door, Identity, NeverConfigured, Part, Plane, ROUND};
 use super::tests::Directory;
 use super::*;
 
@@ -31,7 +32,6 @@ pub(super) fn voter(node: &str) -> configuration::Server {
 
 pub(super) struct Node {
     pub(super) consensus: Rc<consensus::Consensus>,
-    membership: Rc<Membership>,
     controller: Rc<Controller>,
     pub(super) applier: Rc<Applier>,
     control: Control,
@@ -41,7 +41,7 @@ pub(super) struct Node {
 
 #[derive(Default)]
 pub(super) struct Net {
-    nodes: RefCell<BTreeMap<SocketAddr, Rc<Node>>>,
+    doors: RefCell<BTreeMap<SocketAddr, Rc<dyn Service>>>,
     /// Neither heard nor hearing.
     pub(super) lost: RefCell<Vec<SocketAddr>>,
 }
@@ -64,20 +64,10 @@ fn arrive(frame: &Outgoing, kind: Kind) -> Incoming {
 }
 
 impl Link {
-    fn target(&self, to: SocketAddr) -> Option<Rc<Node>> {
+    fn target(&self, to: SocketAddr) -> Option<Rc<dyn Service>> {
         let lost = self.net.lost.borrow();
         let reachable = !lost.contains(&to) && !lost.contains(&self.from);
-        self.net.nodes.borrow().get(&to).filter(|_| reachable).cloned()
-    }
-}
-
-async fn handle(target: &Node, frame: &Incoming) -> Option<Outgoing> {
-    match frame.header.operation {
-        operation::JOIN_CLUSTER | operation::FORGET_SERVER => target.membership.serve(frame).await,
-        operation::NODE_STATUS => {
-            Some(answer_status(target.control.status_of(&target.control.me.0).await.expect("its own")))
-        }
-        _ => target.consensus.handle(frame).await,
+        self.net.doors.borrow().get(&to).filter(|_| reachable).cloned()
     }
 }
 
@@ -87,7 +77,8 @@ impl Transport for Link {
         Box::pin(async move {
             rt::sleep(Duration::from_millis(1)).await;
             let Some(target) = target else { return Err(CallError::NotSent("unreachable".into())) };
-            let reply = rt::timeout(request.budget, handle(&target, &arrive(&request, Kind::Request))).await;
+            let reply =
+                rt::timeout(request.budget, target.serve(ConnectionId(1), arrive(&request, Kind::Request))).await;
             match reply.ok().flatten() {
                 Some(reply) => Ok(arrive(&reply, Kind::Reply)),
                 None => Err(CallError::Unknown("no reply".into())),
@@ -99,7 +90,7 @@ impl Transport for Link {
         let Some(target) = self.target(to) else { return };
         rt::spawn(Queue::Foreground, async move {
             rt::sleep(Duration::from_millis(1)).await;
-            handle(&target, &arrive(&message, Kind::OneWay)).await;
+            target.serve(ConnectionId(1), arrive(&message, Kind::OneWay)).await;
         });
     }
 
@@ -148,14 +139,14 @@ pub(super) fn start_at(
     listed: &BTreeMap<String, String>,
 ) -> Rc<Node> {
     let opened = consensus::files::open(&files.0, &mode, false, rt::random_u64().max(1)).unwrap();
-    let me = Arc::new(Registration {
+    let me = Identity {
         node: Arc::from(node),
-        raft_id: opened.stored.raft_id,
+        boot_id: 1,
+        disk_id: opened.stored.raft_id,
         peer_address: Arc::from(at.to_string()),
         client_address: Arc::from("127.0.0.1:7942"),
-        build: Arc::from("0.1.0"),
-        newest_command_type: Command::NEWEST_TYPE,
-    });
+        shard_ports: vec![],
+    };
     let metastore = Metastore::over(opened.store, opened.state, Placement::in_cluster(2, node));
     let shards: Rc<SlowShards> = Rc::default();
     let applier = Applier::start(metastore, shards.clone());
@@ -171,13 +162,7 @@ pub(super) fn start_at(
     let consensus =
         consensus::Consensus::start(settings, opened.stored, disk, applier.clone(), link.clone(), Arc::default())
             .unwrap();
-    let log: Rc<dyn Log> = Rc::new(consensus.clone());
-    let servers: Rc<dyn Consensus> = Rc::new(consensus.clone());
-    let controller = Controller::new(log.clone(), applier.clone(), servers.clone(), me.clone());
-    let prepare = controller.clone();
-    consensus.prepare_with(Rc::new(move |command| prepare.prepare(command)));
-    let settings = Settings {
-        me,
+    let part = Part {
         peers: listed.values().cloned().collect(),
         empty_directory: true,
         resolve: Rc::new(|text| {
@@ -185,30 +170,26 @@ pub(super) fn start_at(
             Box::pin(async move { found })
         }),
     };
-    let membership = Membership::new(settings, log.clone(), applier.clone(), servers, link);
-    rt::spawn(Queue::Foreground, controller.clone().run());
-    rt::spawn(Queue::Foreground, membership.clone().run_heartbeats());
-    let current = consensus.clone();
-    rt::spawn(Queue::Foreground, membership.clone().run_join(move || current.caught_up()));
+    let name = node.to_owned();
+    let own_status: OwnStatus = Rc::new(move || {
+        let node = name.clone();
+        Box::pin(async move { NodeStatus { node, dispatch_backlog: 7, ..NodeStatus::default() } })
+    });
+    let door = Door::new(me, applier.clone(), own_status.clone());
+    let Plane { controller, membership } = Plane::start(&door, &consensus, &link, part);
     let (latched, trusted) = (consensus.clone(), applier.clone());
     rt::spawn(Queue::Foreground, async move {
         if latched.latch().await.is_ok() {
             trusted.trust_ownership();
         }
     });
-    let name = node.to_owned();
-    let own_status: OwnStatus = Rc::new(move || {
-        let node = name.clone();
-        Box::pin(async move { NodeStatus { node, dispatch_backlog: 7, ..NodeStatus::default() } })
-    });
-    let control = Control::over(log, applier.clone())
+    let control = Control::over(Rc::new(consensus.clone()), applier.clone())
         .with_controller(controller.clone())
-        .with_membership(membership.clone())
+        .with_membership(membership)
         .named(node, "127.0.0.1:7942".to_owned())
         .with_status(own_status);
-    let started = Rc::new(Node { consensus, membership, controller, applier, control, shards, files });
-    net.nodes.borrow_mut().insert(at, started.clone());
-    started
+    net.doors.borrow_mut().insert(at, door);
+    Rc::new(Node { consensus, controller, applier, control, shards, files })
 }
 
 async fn try_create(node: &Node, name: &str, partitions: u32) -> MetaReply {
@@ -455,4 +436,63 @@ fn k62_http_api_21_1_members_say_how_they_are_and_one_that_is_cut_off_says_why_n
         assert!(members.iter().all(|member| member.node_status.is_none()));
         assert!(asked != lost && leader.consensus.leads());
     });
+}
+
+/// As a process does it: asks around first.
+async fn start_first(net: Rc<Net>, node: &'static str) -> Rc<Node> {
+    let initial = ["a", "b", "c"];
+    let service = NeverConfigured::new(node, &initial.map(str::to_owned));
+    net.doors.borrow_mut().insert(address(node), service.clone());
+    let join = Join {
+        node: node.to_owned(),
+        raft_id: 0,
+        peer_address: address(node).to_string(),
+        empty_directory: true,
+        newest_command_type: Command::NEWEST_TYPE,
+        probe: true,
+        initial_members: initial.map(str::to_owned).into(),
+    };
+    let others = initial.into_iter().filter(|other| *other != node);
+    let peers = others.clone().map(|other| (other.to_owned(), address(other).to_string())).collect();
+    let link = Link { net: net.clone(), from: address(node) };
+    let resolve: Resolve = Rc::new(|text| {
+        let found = text.parse().ok();
+        Box::pin(async move { found })
+    });
+    let mode = match found_or_join(&link, &resolve, &service, &join, &peers, async || {}).await {
+        Start::Bootstrap => {
+            rt::sleep(ROUND / 2).await;
+            Mode::Bootstrap { me: node.to_owned(), voters: initial.map(voter).into() }
+        }
+        _ => Mode::Join,
+    };
+    start(&net, node, mode, &others.collect::<Vec<_>>())
+}
+
+#[test]
+fn k29_initial_members_found_one_cluster_however_far_apart_they_start() {
+    for (seed, (second, third)) in
+        [(0, 0), (700, 1400), (1600, 1600), (1600, 2900), (9000, 9000), (3000, 40_000)].into_iter().enumerate()
+    {
+        sim::run(seed as u64, async move {
+            let net: Rc<Net> = Rc::default();
+            let begin = |node, after_ms| {
+                let net = net.clone();
+                rt::spawn(Queue::Foreground, async move {
+                    rt::sleep(Duration::from_millis(after_ms)).await;
+                    start_first(net, node).await
+                })
+            };
+            let starting = [begin("a", 0), begin("b", second), begin("c", third)];
+            let mut nodes = Vec::new();
+            for node in starting {
+                nodes.push(node.await);
+            }
+            seconds(30).await;
+            let state = nodes[0].applier.state().clone();
+            assert_ne!(state.cluster_id(), 0, "{second} ms, {third} ms: nobody leads");
+            assert_eq!(state.members().len(), 3, "{second} ms, {third} ms");
+            assert!(nodes.iter().all(|node| node.consensus.is_latched()));
+        });
+    }
 }

@@ -18,6 +18,7 @@ mod membership;
 mod names;
 mod peers;
 mod placement;
+pub mod plane;
 mod rows;
 mod servers;
 mod state;

@@ -51,6 +51,8 @@ struct State {
     connections: RefCell<BTreeMap<Route, Connection>>,
     failed_dials: RefCell<BTreeMap<Route, Instant>>,
     cuts: RefCell<BTreeSet<(NodeTag, NodeTag)>>,
+    /// Nodes that stand still: they answer no dial.
+    paused: RefCell<BTreeSet<NodeTag>>,
     delay: Cell<(Duration, Duration)>,
     serial: Cell<u64>,
     frames: Cell<u64>,
@@ -80,6 +82,7 @@ impl SimNetwork {
             connections: RefCell::default(),
             failed_dials: RefCell::default(),
             cuts: RefCell::default(),
+            paused: RefCell::default(),
             delay: Cell::new((Duration::from_micros(20), Duration::from_micros(300))),
             serial: Cell::new(0),
             frames: Cell::new(0),
@@ -109,6 +112,7 @@ impl SimNetwork {
 
     /// The node's process has ended. To be called before its tasks are dropped.
     pub fn crash(&self, node: NodeTag) {
+        self.resume(node);
         let gone: Vec<Endpoint> = {
             let mut endpoints = self.state.endpoints.borrow_mut();
             let addresses: Vec<SocketAddr> =
@@ -122,6 +126,15 @@ impl SimNetwork {
         self.lose_silently(self.connections_where(|nodes| nodes.1 == node));
     }
 
+    /// The endpoint at `address` closes: its connections are lost at once.
+    pub fn close(&self, address: SocketAddr) {
+        let endpoint = self.state.endpoints.borrow_mut().remove(&address);
+        drop(endpoint);
+        let routes: Vec<Route> = self.state.connections.borrow().keys().copied().collect();
+        let own = routes.into_iter().filter(|route| route.0 == address || route.1 == address);
+        own.for_each(|route| self.lose(route, None));
+    }
+
     /// Nothing passes between two nodes any more. Their connections are lost once that is noticed.
     pub fn cut(&self, a: NodeTag, b: NodeTag) {
         self.state.cuts.borrow_mut().insert(pair(a, b));
@@ -130,6 +143,16 @@ impl SimNetwork {
 
     pub fn heal(&self, a: NodeTag, b: NodeTag) {
         self.state.cuts.borrow_mut().remove(&pair(a, b));
+    }
+
+    /// The node's process stands still (the simulation is told separately): who talks to it finds that out.
+    pub fn pause(&self, node: NodeTag) {
+        self.state.paused.borrow_mut().insert(node);
+        self.lose_silently(self.connections_where(|nodes| nodes.0 == node || nodes.1 == node));
+    }
+
+    pub fn resume(&self, node: NodeTag) {
+        self.state.paused.borrow_mut().remove(&node);
     }
 
     /// Resets the connections between two nodes: what was under way has an unknown outcome, the next call dials.
@@ -212,11 +235,12 @@ impl SimNetwork {
         if let Some(id) = self.connection(route) {
             return Ok(id);
         }
-        let (own, other) = (self.service(route.0), self.service(route.1));
-        let (Some((from, own)), Some((to, other))) = (own, other) else { return self.dial_failed(route).await };
-        if self.is_cut((from, to)) {
+        // Nothing of either side is held on to while a dial fails: it may end meanwhile.
+        if !self.reaches(route) {
             return self.dial_failed(route).await;
         }
+        let (own, other) = (self.service(route.0), self.service(route.1));
+        let (Some((from, own)), Some((to, other))) = (own, other) else { return not_sent("has closed") };
         let id = ConnectionId(self.next_serial());
         let met = other.met(id, &own.hello(), route.0).and_then(|()| own.met(id, &other.hello(), route.1));
         if let Err(refusal) = met {
@@ -232,6 +256,12 @@ impl SimNetwork {
         };
         self.state.connections.borrow_mut().insert(route, connection);
         Ok(id)
+    }
+
+    fn reaches(&self, route: Route) -> bool {
+        let node = |address| self.state.endpoints.borrow().get(&address).map(|endpoint| endpoint.node);
+        let (Some(from), Some(to)) = (node(route.0), node(route.1)) else { return false };
+        !self.is_cut((from, to)) && !self.state.paused.borrow().contains(&to)
     }
 
     async fn dial_failed(&self, route: Route) -> Result<ConnectionId, CallError> {

@@ -99,6 +99,9 @@ struct SimState {
     steps_at_now: Cell<u64>,
     schedule: RefCell<Rng>,
     random: RefCell<Rng>,
+    /// Nodes that stand still, with those of their tasks that would run.
+    paused: RefCell<BTreeMap<NodeTag, Vec<Arc<TaskWaker>>>>,
+    blocking_max: Cell<Duration>,
 }
 
 /// Handle to a simulation; clone it into the tasks that steer it.
@@ -134,6 +137,8 @@ impl Sim {
                 steps_at_now: Cell::new(0),
                 schedule: RefCell::new(rng.fork()),
                 random: RefCell::new(rng.fork()),
+                paused: RefCell::default(),
+                blocking_max: Cell::new(Duration::ZERO),
             }),
         }
     }
@@ -177,6 +182,23 @@ impl Sim {
             let task = self.state.tasks.borrow_mut().remove(&id);
             drop(task);
         }
+        self.resume(node);
+    }
+
+    /// Nothing of `node` runs until [`Sim::resume`], while time goes on: a SIGSTOP.
+    pub fn pause(&self, node: NodeTag) {
+        self.state.paused.borrow_mut().entry(node).or_default();
+    }
+
+    pub fn resume(&self, node: NodeTag) {
+        let waiting = self.state.paused.borrow_mut().remove(&node).unwrap_or_default();
+        self.state.runnable.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).extend(waiting);
+    }
+
+    /// From now on [`super::blocking`] takes a drawn time below `max`, at whose end the work is done: a node that is
+    /// killed until then has not begun it.
+    pub fn set_blocking(&self, max: Duration) {
+        self.state.blocking_max.set(max);
     }
 
     /// Moves the wall clock of a node by `ms` (either way); its monotonic clock does not move.
@@ -232,8 +254,16 @@ impl Sim {
             }
         };
         let Some(next) = next else { return self.advance() };
-        next.queued.store(false, Ordering::Relaxed);
         let id = next.id;
+        if !self.state.paused.borrow().is_empty() {
+            let node = self.state.tasks.borrow().get(&id).map(|task| task.node);
+            let mut paused = self.state.paused.borrow_mut();
+            if let Some(waiting) = node.and_then(|node| paused.get_mut(&node)) {
+                waiting.push(next);
+                return true;
+            }
+        }
+        next.queued.store(false, Ordering::Relaxed);
         let steps = self.state.steps_at_now.get() + 1;
         assert!(steps < STEPS_AT_ONE_INSTANT_MAX, "busy loop at {:?}: tasks run, time does not", self.now());
         self.state.steps_at_now.set(steps);
@@ -318,7 +348,15 @@ impl Runtime for SimRuntime {
     }
 
     fn run_blocking(&self, job: Box<dyn FnOnce() + Send>) {
-        job();
+        let max = self.0.blocking_max.get();
+        if max.is_zero() {
+            return job();
+        }
+        let wait = Duration::from_nanos(self.0.random.borrow_mut().below(max.as_nanos() as u64));
+        self.0.spawn(Box::pin(async move {
+            super::sleep(wait).await;
+            job();
+        }));
     }
 
     fn remote_wake(&self) -> Box<dyn Fn(Waker) + Send> {

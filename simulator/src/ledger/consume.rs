@@ -5,13 +5,20 @@ use narad_shards::rt::Instant;
 
 use super::{Boots, Copy, CopyId, Lease, Ledger, Outcome, Rule, Settled, UNSURE};
 use crate::message::number_of;
-use crate::metadata::owner_of;
 
 impl Ledger {
-    /// A consume that started at `asked`, in processes `boots`, was answered at `told` with this record under a lease.
-    pub fn delivered(&mut self, consumer: usize, delivery: &Delivery, boots: &Boots, asked: Instant, told: Instant) {
+    /// A consume through `node` that started at `asked`, in processes `boots`, was answered at `told` with this record
+    /// under a lease.
+    pub fn delivered(
+        &mut self,
+        (consumer, node): (usize, usize),
+        delivery: &Delivery,
+        boots: &Boots,
+        asked: Instant,
+        told: Instant,
+    ) {
         self.counts.delivered += 1;
-        let Some(id) = self.seen(delivery, asked, told, "delivered") else { return };
+        let Some(id) = self.seen(delivery, node, asked, told, "delivered") else { return };
         let text = format!("consumer {consumer} got {} lease {:x}", self.name(id), delivery.nonce);
         self.note(told, text);
         let Some(visibility) = self.topics.get(&id.0).map(|topic| topic.visibility) else { return };
@@ -54,12 +61,17 @@ impl Ledger {
         }
     }
 
-    /// A replay read returned this record.
-    pub fn replayed(&mut self, delivery: &Delivery, started: Instant, at: Instant) {
-        if let Some(id) = self.seen(delivery, started, at, "replayed") {
+    /// A replay read through `node` returned this record.
+    pub fn replayed(&mut self, node: usize, delivery: &Delivery, started: Instant, at: Instant) {
+        if let Some(id) = self.seen(delivery, node, started, at, "replayed") {
             let text = format!("replay {}", self.name(id));
             self.note(at, text);
         }
+    }
+
+    /// Whether a node has heard of the topic of a copy.
+    pub fn is_known(&self, node: usize, id: CopyId) -> bool {
+        self.topics.get(&id.0).is_some_and(|topic| topic.known[node])
     }
 
     /// A record that was delivered before cannot be read.
@@ -74,7 +86,7 @@ impl Ledger {
     }
 
     /// Checks identity and content of a record; registers its copy. `None` when it makes no sense to go on.
-    fn seen(&mut self, delivery: &Delivery, started: Instant, at: Instant, how: &str) -> Option<CopyId> {
+    fn seen(&mut self, delivery: &Delivery, node: usize, started: Instant, at: Instant, how: &str) -> Option<CopyId> {
         let id: CopyId = (delivery.incarnation, delivery.partition, delivery.offset);
         let number = number_of(delivery.key(), delivery.payload());
         let known =
@@ -97,9 +109,9 @@ impl Ledger {
                     broken.push((Rule::OtherIncarnation, format!("it was produced to {}", message.topic)));
                 } else if topic.created > produced_until {
                     broken.push((Rule::OtherIncarnation, "it was produced before this incarnation existed".to_owned()));
-                } else if topic.delete_answered.is_some_and(|deleted| deleted < message.started) {
+                } else if topic.gone[message.node].is_some_and(|gone| gone < message.started) {
                     broken.push((Rule::OtherIncarnation, "it was produced after this incarnation had gone".to_owned()));
-                } else if topic.delete_answered.is_some_and(|deleted| deleted < started) {
+                } else if topic.gone[node].is_some_and(|gone| gone < started) {
                     broken.push((Rule::OtherIncarnation, "its topic was deleted before it was asked for".to_owned()));
                 }
             }
@@ -183,7 +195,7 @@ impl Ledger {
         self.note(at, text);
         let deleted = self.topics.get(&id.0).is_none_or(|topic| topic.delete_started.is_some());
         let Some(visibility) = self.topics.get(&id.0).map(|topic| topic.visibility) else { return };
-        let boot = boots[owner_of(id.0, id.1, self.boots.len())];
+        let boot = boots[self.owners.of(id)];
         let (same_process, expired) = (boot == self.boot_now(id), self.expired(id, now_ms));
         let Some(copy) = self.copies.get_mut(&id) else { return };
         // Another ack that is under way is not taken back by the answer to this one (C20).

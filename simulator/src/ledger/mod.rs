@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use narad_shards::meta::{Incarnation, TopicMeta};
+use narad_shards::meta::{Incarnation, NodeId, Snapshot, TopicMeta};
 use narad_shards::rt::Instant;
 
 use crate::broker::End;
@@ -68,6 +68,16 @@ pub enum Rule {
     Stalled,
     /// A process that has ended still holds memory.
     Leak,
+    /// K22: two nodes serve one partition.
+    TwoOwners,
+    /// Two leaders of one term.
+    TwoLeaders,
+    /// K14: two replicas differ after the same entry.
+    Diverged,
+    /// K16, E36: a node goes on from files of the past.
+    OldFiles,
+    /// Healed, and the cluster does not become whole.
+    NotReady,
     /// One seed, two histories.
     Determinism,
     /// The code under test panicked.
@@ -112,6 +122,8 @@ pub enum Outcome {
 struct Message {
     content: Content,
     topic: String,
+    /// It was produced through this node.
+    node: usize,
     started: Instant,
     /// Wall clock then, ms since the epoch: no commit of it can be older.
     started_ms: u64,
@@ -166,7 +178,12 @@ struct Topic {
     created: Instant,
     /// From the first attempt to delete it on, nothing of it is owed.
     delete_started: Option<Instant>,
-    delete_answered: Option<Instant>,
+    /// By node: from then on it knows that the topic is gone.
+    gone: Vec<Option<Instant>>,
+    /// By node: it has known the topic.
+    known: Vec<bool>,
+    /// Version of the first snapshot that had it.
+    version: u64,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -194,9 +211,28 @@ pub struct Ledger {
     power_cuts: Vec<Instant>,
     /// Processes of each node that have ended.
     boots: Boots,
+    owners: Owners,
     pub violations: Vec<Violation>,
     pub events: Vec<String>,
     pub counts: Counts,
+}
+
+/// Which node owns a partition.
+enum Owners {
+    /// As [`owner_of`] deals them out over so many.
+    Dealt(usize),
+    /// As the nodes say themselves.
+    Told(BTreeMap<(Incarnation, u32), usize>),
+}
+
+impl Owners {
+    fn of(&self, id: CopyId) -> usize {
+        match self {
+            Owners::Dealt(nodes) => owner_of(id.0, id.1, *nodes),
+            // Nobody has seen a record of a partition before its owner knew that it is its own.
+            Owners::Told(told) => told.get(&(id.0, id.1)).copied().unwrap_or(0),
+        }
+    }
 }
 
 /// How much a run has exercised: an empty run proves nothing.
@@ -211,10 +247,14 @@ pub struct Counts {
     pub duplicates: u64,
     pub excused: u64,
     pub ends: u64,
+    /// Of whole nodes: terms with a leader, and old files that came back.
+    pub terms: u64,
+    pub old_files: u64,
 }
 
 impl Ledger {
-    pub fn new(allowances: Allowances, nodes: usize) -> Ledger {
+    /// `whole`: nodes hear of topics and owners from their own metadata, see [`Ledger::comes`] and [`Ledger::seen_by`].
+    pub fn new(allowances: Allowances, nodes: usize, whole: bool) -> Ledger {
         Ledger {
             allowances,
             topics: BTreeMap::new(),
@@ -224,6 +264,7 @@ impl Ledger {
             fault_ends: Vec::new(),
             power_cuts: Vec::new(),
             boots: vec![0; nodes],
+            owners: if whole { Owners::Told(BTreeMap::new()) } else { Owners::Dealt(nodes) },
             violations: Vec::new(),
             events: Vec::new(),
             counts: Counts::default(),
@@ -243,20 +284,30 @@ impl Ledger {
     // ---- what the operator did ----
 
     pub fn topic_created(&mut self, meta: &TopicMeta, started: Instant) {
+        if self.topics.contains_key(&meta.incarnation) {
+            return;
+        }
         let (name, incarnation, retention_ms) = (&meta.name, meta.incarnation, meta.retention_ms);
         let visibility = Duration::from_millis(meta.visibility_timeout_ms);
         let text =
             format!("topic {name} created as {incarnation}, visibility {visibility:?}, retention {retention_ms} ms");
         self.note(started, text);
+        let nodes = self.boots.len();
         let topic = Topic {
             name: name.to_string(),
             visibility,
             retention_ms,
             created: started,
             delete_started: None,
-            delete_answered: None,
+            gone: vec![None; nodes],
+            known: vec![!self.is_whole(); nodes],
+            version: u64::MAX,
         };
         self.topics.insert(incarnation, topic);
+    }
+
+    fn is_whole(&self) -> bool {
+        matches!(self.owners, Owners::Told(_))
     }
 
     pub fn delete_started(&mut self, incarnation: Incarnation, at: Instant) {
@@ -268,9 +319,50 @@ impl Ledger {
 
     pub fn delete_answered(&mut self, incarnation: Incarnation, at: Instant) {
         self.note(at, format!("deleted {incarnation}"));
-        if let Some(topic) = self.topics.get_mut(&incarnation) {
-            topic.delete_answered.get_or_insert(at);
+        let told_all = !self.is_whole();
+        if let Some(topic) = self.topics.get_mut(&incarnation).filter(|_| told_all) {
+            for gone in &mut topic.gone {
+                gone.get_or_insert(at);
+            }
         }
+    }
+
+    /// The shards of a whole node are about to see this.
+    pub fn comes(&mut self, node: usize, snapshot: &Snapshot, at: Instant) {
+        let mut topics: Vec<_> = snapshot.topics.values().cloned().collect();
+        topics.sort_unstable_by_key(|topic| topic.incarnation);
+        for meta in topics {
+            self.topic_created(&meta, at);
+            if let Some(topic) = self.topics.get_mut(&meta.incarnation) {
+                topic.known[node] = true;
+                topic.version = topic.version.min(snapshot.version);
+            }
+            let own = snapshot.placement.get(&meta.incarnation).into_iter().flat_map(|places| (0..).zip(places.iter()));
+            for (partition, _) in own.filter(|(_, address)| address.node == NodeId::LOCAL) {
+                let Owners::Told(told) = &mut self.owners else { return };
+                let owner = *told.entry((meta.incarnation, partition)).or_insert(node);
+                if owner != node {
+                    let text = format!("{}/{partition}: node {node}, and node {owner} before", meta.name);
+                    self.violate(at, Rule::TwoOwners, text);
+                }
+            }
+        }
+    }
+
+    /// All shards of a whole node see this.
+    pub fn seen_by(&mut self, node: usize, snapshot: &Snapshot, at: Instant) {
+        for (incarnation, topic) in &mut self.topics {
+            let has = snapshot.by_incarnation.contains_key(incarnation);
+            if !has && snapshot.version >= topic.version {
+                topic.gone[node].get_or_insert(at);
+            }
+        }
+    }
+
+    /// The live incarnation of a name, as far as any node has said.
+    pub fn live(&self, name: &str) -> Option<Incarnation> {
+        let live = |topic: &Topic| topic.name == name && topic.delete_started.is_none();
+        self.topics.iter().find(|(_, topic)| live(topic)).map(|(incarnation, _)| *incarnation)
     }
 
     /// Faults begin: duplicates and detours are explained until `fault_over`, and for what was produced before.
@@ -286,14 +378,17 @@ impl Ledger {
     /// The process serves: its logs are open, and the positions that it found are durable.
     pub fn started(&mut self, at: Instant, node: usize, shards: u16) {
         self.note(at, format!("=== node {node} started with {shards} shards"));
-        let nodes = self.boots.len();
-        let own = self.copies.iter_mut().filter(|(id, _)| owner_of(id.0, id.1, nodes) == node);
+        // A whole node opens its logs later, when it may trust that they are its own.
+        if self.is_whole() {
+            return;
+        }
+        let own = self.copies.iter_mut().filter(|(id, _)| self.owners.of(**id) == node);
         own.for_each(|(_, copy)| copy.exposed = false);
     }
 
     /// The node that owns a copy, and the process of it that answered a call which began in these processes.
     fn boot_of(&self, id: CopyId, boots: &Boots) -> u64 {
-        let owner = owner_of(id.0, id.1, self.boots.len());
+        let owner = self.owners.of(id);
         match self.boots.len() > 1 && boots[owner] != self.boots[owner] {
             true => UNSURE,
             false => boots[owner],
@@ -301,7 +396,7 @@ impl Ledger {
     }
 
     fn boot_now(&self, id: CopyId) -> u64 {
-        self.boots[owner_of(id.0, id.1, self.boots.len())]
+        self.boots[self.owners.of(id)]
     }
 
     /// The process has ended. Its leases are gone; acks that were not yet durable by `judged` may be.
@@ -313,8 +408,7 @@ impl Ledger {
             self.power_cuts.push(at);
         }
         let Allowances { killed_acks, power_cut_acks, disk_errors, honest } = self.allowances;
-        let nodes = self.boots.len();
-        let own = self.copies.iter_mut().filter(|(id, _)| owner_of(id.0, id.1, nodes) == node);
+        let own = self.copies.iter_mut().filter(|(id, _)| self.owners.of(**id) == node);
         for (_, copy) in own {
             let Settled::Acked(answered) = copy.settled else { continue };
             let unsynced = answered + power_cut_acks >= judged;
@@ -333,11 +427,12 @@ impl Ledger {
 
     // ---- what producers did ----
 
-    pub fn produce_started(&mut self, topic: &str, records: &[Content], at: Instant, at_ms: u64) {
+    pub fn produce_started(&mut self, node: usize, topic: &str, records: &[Content], at: Instant, at_ms: u64) {
         for content in records {
             let message = Message {
                 content: content.clone(),
                 topic: topic.to_owned(),
+                node,
                 started: at,
                 started_ms: at_ms,
                 answered: None,
@@ -414,7 +509,7 @@ impl Ledger {
         let took = |topic: &&Topic| {
             topic.name == message.topic
                 && topic.created <= until
-                && topic.delete_answered.is_none_or(|deleted| deleted >= message.started)
+                && topic.gone[message.node].is_none_or(|gone| gone >= message.started)
         };
         let expired = |topic: &Topic| topic.retention_ms > 0 && now_ms > message.started_ms + topic.retention_ms;
         self.topics.values().filter(took).any(|topic| topic.delete_started.is_some() || expired(topic))
@@ -464,15 +559,19 @@ impl Counts {
         self.duplicates += other.duplicates;
         self.excused += other.excused;
         self.ends += other.ends;
+        self.terms += other.terms;
+        self.old_files += other.old_files;
     }
 
     /// What many runs together must have shown, and did not.
-    pub fn missing(&self) -> Option<&'static str> {
+    pub fn missing(&self, whole: bool) -> Option<&'static str> {
         [
             (self.accepted, "nothing was accepted"),
             (self.delivered, "nothing was delivered"),
             (self.acked, "nothing was acked"),
             (self.ends, "no process ever ended"),
+            (if whole { self.terms } else { 1 }, "nobody ever led"),
+            (if whole { self.old_files } else { 1 }, "no old file ever came back"),
         ]
         .into_iter()
         .find(|(count, _)| *count == 0)

@@ -11,6 +11,8 @@ use crate::control::{Command, Server, State, View};
 
 /// A younger leader may not have seen its first failed heartbeat yet: it gives no vote and takes none away.
 pub const LEADER_AGE: Duration = Duration::from_secs(12);
+/// Of a founded log before its first election.
+const FOUNDING_TERM: u64 = 1;
 /// Bytes of a `host:port`.
 const ADDRESS_BYTES_MAX: usize = 261;
 
@@ -75,6 +77,12 @@ pub fn admit(join: &Join, state: &State, view: &View, now: Instant) -> (Vec<Step
     }
     if view.servers.is_empty() {
         return only(Answer::new(status::PRECONDITION_FAILED, "unconfigured", "this node is in no cluster"));
+    }
+    if join.probe && view.leader.is_none() && view.term <= FOUNDING_TERM {
+        // It has voted for nobody and nobody has voted for it: who is asked next may still found the same cluster, and has
+        // to, or no majority ever comes together.
+        let why = "this node has founded a cluster that has had no leader yet";
+        return only(Answer::new(status::PRECONDITION_FAILED, "founding", why));
     }
     if !view.leads {
         let leader = view.leader.and_then(|leader| view.server(leader));

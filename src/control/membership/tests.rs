@@ -56,6 +56,8 @@ fn k31_k32_k33_a_join_is_answered_by_table() {
         let ids: BTreeSet<u64> = nodes.iter().map(|n| raft_id(n)).collect();
         View { failing: ids.clone(), gone: ids, ..view.clone() }
     };
+    let empty_state = State::default();
+    let founded = View { leader: None, ..follower(led(&["a", "b", "c"], &[])) };
     let add = |node: &str, raft_id: u64| Step::AddLearner(Server { raft_id, ..server(node, false) });
     let moved = Server { address: Arc::from("elsewhere:1"), ..server("b", true) };
     // (who asks, whose word, state, status, word, steps)
@@ -68,6 +70,10 @@ fn k31_k32_k33_a_join_is_answered_by_table() {
         (probe(asks("x")), View::default(), &members, 412, "unconfigured", vec![]),
         (asks("x"), follower(view.clone()), &members, 421, "not_leader", vec![]),
         (probe(asks("x")), view.clone(), &members, 200, "configured", vec![]),
+        // Founded, and no election yet: whoever is late founds the same. A join as such is told who does not lead.
+        (probe(asks("b")), founded.clone(), &empty_state, 412, "founding", vec![]),
+        (probe(asks("b")), View { term: 2, ..founded.clone() }, &empty_state, 421, "not_leader", vec![]),
+        (asks("b"), founded.clone(), &empty_state, 421, "not_leader", vec![]),
         (asks("x"), view.clone(), &members, 200, "staged", vec![add("x", raft_id("x"))]),
         (asks("x"), view.clone(), &with_tombstone, 409, "decommissioned", vec![]),
         (
