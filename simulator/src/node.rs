@@ -186,7 +186,7 @@ impl Launcher for ShardLauncher {
     }
 }
 
-/// Makes the directories, removes what a crash left of drained WALs, and returns the numbers of the WALs there are.
+/// Makes the directories and returns the numbers of the WALs there are.
 async fn prepare(disk: &SimDisk) -> std::io::Result<Vec<u32>> {
     // E12: the lock of the data directory is free only once the last call of the killed process has landed.
     while disk.in_flight() > 0 {
@@ -201,7 +201,6 @@ async fn prepare(disk: &SimDisk) -> std::io::Result<Vec<u32>> {
     }
     disk.sync_dir(data).await?;
     let ingress = data.join("ingress");
-    Wal::remove_drained_remains(&Disk::Sim(disk.clone()), &ingress).await?;
     let entries = disk.list(&ingress).await?;
     Ok(entries.into_iter().filter_map(|entry| entry.name.to_str()?.parse().ok()).collect())
 }

@@ -16,8 +16,9 @@ use narad_shards::wire::{operation, Incoming, Outgoing};
 
 use super::consensus;
 use super::{
-    answer_status, answer_unconfigured, ask_status, peer_book, probe, read_join, start, unequal, Answer, Applier, Command,
-    Consensus, Controller, Join, Log, Membership, Met, OwnStatus, Registration, Resolve, Settings, Start, Unequal,
+    answer_status, answer_unconfigured, ask_status, peer_book, probe, read_join, start, unequal, Answer, Applier,
+    Command, Consensus, Controller, Join, Log, Membership, Met, OwnStatus, Registration, Resolve, Settings, Start,
+    Unequal,
 };
 
 /// How often is looked whether the shards must be told something new.
@@ -231,7 +232,7 @@ pub async fn found_or_join(
         let mut lists = service.lists();
         let mut statuses = BTreeMap::new();
         for (node, answer) in &answers {
-            if let Ok(answer) = answer {
+            if let Some(answer) = answer.as_ref().ok().filter(|answer| !answer.initial_members.is_empty()) {
                 lists.insert(node.clone(), answer.initial_members.clone());
             }
             statuses.insert(node.clone(), answer.as_ref().ok().map(|answer| answer.status));

@@ -82,7 +82,9 @@ pub fn admit(join: &Join, state: &State, view: &View, now: Instant) -> (Vec<Step
         // It has voted for nobody and nobody has voted for it: who is asked next may still found the same cluster, and has
         // to, or no majority ever comes together.
         let why = "this node has founded a cluster that has had no leader yet";
-        return only(Answer::new(status::PRECONDITION_FAILED, "founding", why));
+        // With the list that it was founded by: whoever asks with another one must not count it among its own.
+        let initial_members = view.servers.iter().map(|server| server.node.to_string()).collect();
+        return only(Answer { initial_members, ..Answer::new(status::PRECONDITION_FAILED, "founding", why) });
     }
     if !view.leads {
         let leader = view.leader.and_then(|leader| view.server(leader));

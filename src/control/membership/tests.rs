@@ -103,6 +103,9 @@ fn k31_k32_k33_a_join_is_answered_by_table() {
         assert_eq!((answer.status, &*answer.word), (status, word), "{join:?}: {}", answer.reason);
         assert_eq!(steps, expected, "{join:?}");
     }
+    // Whoever would found a cluster by another list must see that it is another one.
+    let (_, answer) = admit(&probe(asks("b")), &empty_state, &founded, seconds(100));
+    assert_eq!(answer.initial_members, ["a", "b", "c"]);
     let (_, answer) = admit(&asks("x"), &members, &follower(view.clone()), seconds(100));
     assert_eq!((&*answer.leader_id, &*answer.leader_address), ("a", "a:7943"));
     let leaderless = View { leader: None, ..follower(view) };

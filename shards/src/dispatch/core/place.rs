@@ -103,7 +103,8 @@ impl Core {
             let probe = lane.failing.as_ref().and_then(|failing| failing.probe.as_ref());
             lane.queue.iter().chain(probe).filter(|entry| entry.staged).count()
         };
-        let stuck = |lane: &Lane| lane.failing.is_some() || lane.flight.is_some() || lane.address.is_none();
+        let stuck =
+            |lane: &Lane| lane.failing.is_some() || lane.flight.is_some() || lane.address.is_none() || lane.starved;
         let mut lanes: Vec<(bool, usize, LaneId)> = self.lanes.ids().into_iter().fold(Vec::new(), |mut all, id| {
             let lane = &self.lanes[id];
             match staged(lane) {
@@ -305,6 +306,7 @@ impl Core {
     pub(super) fn take_queue(&mut self, id: LaneId) -> std::collections::VecDeque<Entry> {
         let lane = &mut self.lanes[id];
         lane.queued_bytes = 0;
+        lane.starved_since = None; // whatever comes next has not waited yet
         std::mem::take(&mut lane.queue)
     }
 

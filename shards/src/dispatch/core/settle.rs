@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::action::{Action, CommitId, Report};
-use super::lane::{Failing, Flight, LaneId, Ready};
+use super::lane::{Failing, Flight, Lane, LaneId, Ready};
 use super::marks::Mark;
 use super::{
     Core, Room, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, LINGER_MAX, PROBES_MAX, PROBE_BUDGET, REROUTE_AFTER,
@@ -83,8 +83,10 @@ impl Core {
 
     /// Fills the free slots, probes first: they are few, and a failing destination must not wait for ever.
     pub(super) fn send_due(&mut self, room: &mut Room<'_>) {
-        // Where one found no room nobody else gets any before it, or a large batch would wait for ever.
-        let mut full = BTreeSet::new();
+        // Where one found no room nobody else gets any before it, also not later: small batches that fit would keep a
+        // large one from its turn for ever.
+        let starving = self.starving.iter().filter_map(|id| self.lanes.get(*id)).filter(|lane| lane.starved);
+        let mut full: BTreeSet<Address> = starving.filter_map(Lane::measured_at).collect();
         while self.commits_active < COMMITS_MAX && self.probes_active < PROBES_MAX {
             let Some(id) = self.probes_due.pop_front() else { break };
             if self.lanes.get(id).is_some_and(|lane| lane.ready == Ready::Probe) {

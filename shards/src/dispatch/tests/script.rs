@@ -9,6 +9,7 @@
 //! gone|not-gone NAME ID                        the control thread's answer (ID `-`: by name)
 //! dead|alive NODE                              membership
 //! full|room NODE/SHARD                         the owner has no room for commits | has some again (E41)
+//! fits NODE/SHARD                              it has no room for what waits, but would have for less
 //! served NAME/PARTITION NODE/SHARD             who answers for it from here on
 //! tick TIME                                    time passes, timer by timer
 //! disk | memory                                where new records are read from here on
@@ -112,6 +113,7 @@ impl Script {
             ["dead", node] => self.core.liveness(NodeId(number(node)), false),
             ["alive", node] => self.core.liveness(NodeId(number(node)), true),
             ["full", owner] => drop(self.full.insert(address(owner))),
+            ["fits", owner] => drop(self.full.remove(&address(owner))),
             ["room", owner] => {
                 self.full.remove(&address(owner));
                 self.core.room_freed();

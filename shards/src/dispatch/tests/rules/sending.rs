@@ -512,6 +512,22 @@ fn e41_whoever_has_waited_longest_for_room_asks_first() {
 }
 
 #[test]
+fn e41_what_fits_does_not_pass_what_waits_for_room() {
+    run("
+        topic orders 1 3 on 7/65534,7/65534,0/0
+        full 7/65534
+        append 1 orders/0
+        fits 7/65534
+        append 2 orders/1
+        append 3 orders/2
+        > commit orders/2 [3] to 0/0 (30s)
+        room 7/65534
+        > commit orders/0 [1] to 7/65534 (30s)
+        > commit orders/1 [2] to 7/65534 (30s)
+    ");
+}
+
+#[test]
 fn e41_an_owner_that_had_no_room_and_then_fails_is_rerouted_from_its_first_attempt_on() {
     run("
         topic orders 1 2 on 7/65534,0/0
