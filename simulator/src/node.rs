@@ -22,7 +22,6 @@ use narad_shards::rt::sim::{Rng, Sim};
 use narad_shards::rt::sync::{oneshot, Notify, Sender};
 use narad_shards::rt::{self, Queue};
 use narad_shards::shard::{NodeRoom, RetentionOptions, Shard, ShardOptions};
-use narad_shards::wal::Wal;
 
 use crate::broker::{Answer, Broker, End, Launcher, Observer, Probe};
 use crate::cluster::Cluster;
