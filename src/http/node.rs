@@ -19,6 +19,7 @@ pub(crate) async fn shards<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiEr
         connections: limits.connections_open(),
         connections_max: limits.connections_max(),
         large_body_bytes: limits.large_body_bytes_held(),
+        body_memory_bytes: limits.body_memory_bytes_held(),
         memory_budget_bytes: shards.iter().map(|shard| shard.memory_budget_bytes).sum(),
         memory_resident_bytes: rt::blocking(resident_bytes).await,
         shards,

@@ -15,6 +15,7 @@ pub struct NodeReport {
     /// `0`: no cap.
     pub connections_max: u32,
     pub large_body_bytes: u64,
+    pub body_memory_bytes: u64,
     pub memory_budget_bytes: u64,
     pub memory_resident_bytes: Option<u64>,
     pub shards: Vec<ShardReport>,

@@ -126,7 +126,10 @@ impl DiskReserve {
         let free = state.disk.available_bytes().await;
         let room = free.as_ref().map_or(true, |free| *free >= state.reserve_bytes);
         state.room.set(room);
-        state.room_for_peers.set(free.as_ref().map_or(true, |free| *free >= state.reserve_bytes / 2));
+        // Again only with some more: a disk that retention frees a segment of at a time would otherwise be found full and
+        // not full by every peer in turn.
+        let enough = if state.room_for_peers.get() { state.reserve_bytes / 2 } else { state.reserve_bytes / 4 * 3 };
+        state.room_for_peers.set(free.as_ref().map_or(true, |free| *free >= enough));
         if state.node.changes_to(room) {
             let (free_bytes, reserve_bytes) = (free.unwrap_or_default(), state.reserve_bytes);
             match room {
@@ -218,9 +221,15 @@ mod tests {
         sim::run(4, async {
             let disk = SimDisk::with(4, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
             let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeRoom::default());
-            for (capacity, produce, peers) in
-                [(BYTES, true, true), (BYTES / 2 - 1, false, true), (BYTES / 4 - 1, false, false), (BYTES, true, true)]
-            {
+            for (capacity, produce, peers) in [
+                (BYTES, true, true),
+                (BYTES / 2 - 1, false, true),
+                (BYTES / 4 - 1, false, false),
+                (BYTES / 4 + 1, false, false),
+                (BYTES / 8 * 3 + 1, false, true),
+                (BYTES / 4 + 1, false, true),
+                (BYTES, true, true),
+            ] {
                 disk.set_capacity(Some(capacity));
                 rt::sleep(Duration::from_millis(300)).await;
                 assert_eq!((reserve.has_room().await, reserve.has_room_for_peers().await), (produce, peers));
