@@ -104,6 +104,8 @@ struct Inner {
     /// Produce is refused: the node is stopping.
     draining: Cell<bool>,
     quiesced: Cell<bool>,
+    /// The partitions of this shard were known once.
+    knows_own: Cell<bool>,
     window: RefCell<vitals::Window>,
 }
 
@@ -153,6 +155,7 @@ impl Shard {
             rejections: RefCell::default(),
             draining: Cell::new(false),
             quiesced: Cell::new(false),
+            knows_own: Cell::new(!snapshot.placement.is_empty()),
             window: RefCell::default(),
             options,
         });
@@ -163,7 +166,7 @@ impl Shard {
         shard.inner.reserve.refresh().await;
         shard.inner.latch_together();
         shard.inner.watch_for_removal();
-        shard.inner.open_present_partitions().await;
+        shard.inner.open_present_partitions(true).await;
         shard.inner.remove_drained_remains().await;
         for (number, wal) in adopted {
             shard.inner.adopt(number, wal);
@@ -321,6 +324,11 @@ impl Inner {
         self.rejections.borrow_mut().retain(|incarnation, _| snapshot.topic_of(*incarnation).is_some());
         self.changed.notify_all();
         self.purge_deleted(&previous, &snapshot);
+        if !snapshot.placement.is_empty() && !self.knows_own.replace(true) {
+            // Closed until somebody touches them they would look empty to whoever counts.
+            let inner = self.strong();
+            rt::spawn(Queue::Background, async move { inner.open_present_partitions(false).await });
+        }
     }
 
     /// The other nodes, from now on.

@@ -268,8 +268,9 @@ impl Inner {
     }
 
     /// Opens every partition of this shard that has a directory, before the node is ready (S54, G19). One that fails
-    /// is skipped with a warning: the others are served.
-    pub(super) async fn open_present_partitions(self: &Rc<Self>) {
+    /// is skipped with a warning: the others are served. A member of a cluster learns what it owns only when it has
+    /// caught up (K22): then the same is done beside what is served already.
+    pub(super) async fn open_present_partitions(self: &Rc<Self>, at_start: bool) {
         let snapshot = self.snapshot.borrow().clone();
         let entries = match self.directories.topics().inventory().await {
             Ok(entries) => entries,
@@ -289,7 +290,8 @@ impl Inner {
             found.extend(destinations.filter_map(|destination| self.partition(destination)));
         }
         for some in found.chunks(OPENED_AT_ONCE) {
-            rt::all(some.iter().map(|partition| Box::pin(self.open_present(partition))).collect()).await;
+            let open = |partition| Box::pin(self.open_present(partition, at_start));
+            rt::all(some.iter().map(open).collect()).await;
             for partition in some {
                 self.keep_few_open(partition).await;
             }
@@ -297,12 +299,18 @@ impl Inner {
     }
 
     /// Opens a partition whose marker was just read with those of all others: at a start nobody changes it meanwhile.
-    async fn open_present(self: &Rc<Self>, partition: &Rc<Partition>) {
-        let _opening = self.partitions.opening.of(&partition.destination).enter().await;
-        if partition.usable_log().is_some() {
-            return; // somebody has asked for it already
-        }
-        if let Err(error) = self.open_log(partition).await {
+    async fn open_present(self: &Rc<Self>, partition: &Rc<Partition>, at_start: bool) {
+        let opened = match at_start {
+            false => self.log_of(partition, false).await,
+            true => {
+                let _opening = self.partitions.opening.of(&partition.destination).enter().await;
+                if partition.usable_log().is_some() {
+                    return; // somebody has asked for it already
+                }
+                self.open_log(partition).await
+            }
+        };
+        if let Err(error) = opened {
             tracing::error!(topic = %partition.topic, partition = partition.destination.partition, %error,
                 "a partition could not be opened and is not served; the others are");
         }

@@ -83,6 +83,10 @@ fn destination(incarnation: u64) -> Destination {
 
 impl Bench {
     async fn start(disk: SimDisk, retention: RetentionOptions, topics: &[Arc<TopicMeta>]) -> Bench {
+        Bench::start_with(disk, retention, snapshot(1, topics)).await
+    }
+
+    async fn start_with(disk: SimDisk, retention: RetentionOptions, snapshot: Arc<Snapshot>) -> Bench {
         let data = Path::new("/data");
         for path in [data, Path::new("/data/ingress"), Path::new("/data/topics")] {
             disk.create_dir(path).await.expect("simulated");
@@ -104,7 +108,7 @@ impl Bench {
             adopt: Vec::new(),
         };
         let carrier = Rc::new(Loop::default());
-        let shard = Shard::open(options, snapshot(1, topics), carrier.clone()).await.expect("opens");
+        let shard = Shard::open(options, snapshot, carrier.clone()).await.expect("opens");
         assert!(carrier.0.set(shard.clone()).is_ok());
         shard.start();
         Bench { consumer: Consumer::new(shard.queues().clone()), shard, disk }
@@ -167,6 +171,26 @@ fn n53_1_s80_an_idle_log_is_closed_and_opened_by_the_next_use() {
         bench.ack(&second).await;
         rt::sleep(SECOND / 100).await; // a commit is counted when it has been answered, which is after it can be consumed
         assert_eq!(figures(&bench.metrics().await), ((2, 1, 2), 2, 2, 2), "counters go on");
+    });
+}
+
+#[test]
+fn k22_what_a_node_owns_is_open_as_soon_as_it_knows_that_it_owns_it() {
+    sim::run(5, async {
+        let topics = [topic("orders", 1, 0)];
+        let disk = SimDisk::new(5);
+        let bench = Bench::start(disk.clone(), sweeping(None, None), &topics).await;
+        bench.produce("orders").await;
+        bench.consume("orders").await;
+        bench.shard.handle(Request::Shutdown).await;
+        // A member of a cluster starts with nothing of its own, until it has caught up.
+        let unaware = Snapshot { placement: Default::default(), ..(*snapshot(2, &topics)).clone() };
+        let bench = Bench::start_with(disk, sweeping(None, None), Arc::new(unaware)).await;
+        assert_eq!(bench.metrics().await.open_logs, 0);
+        bench.shard.install(snapshot(3, &topics));
+        rt::sleep(SECOND).await;
+        let metrics = bench.metrics().await;
+        assert_eq!((metrics.open_logs, metrics.partitions[&destination(1)].high_watermark), (1, 1));
     });
 }
 
