@@ -85,7 +85,7 @@ impl Cluster {
     /// SIGTERM, and waits for the end. Meanwhile the node is asked whether it is ready, as a balancer does: it stops
     /// when it has been seen not to be.
     pub fn stop(&self, node: usize) -> io::Result<()> {
-        self.act("stop", node)?;
+        self.act("terminate", node)?;
         let deadline = Instant::now() + STOP;
         while self.act("alive", node).is_ok() {
             if Instant::now() > deadline {

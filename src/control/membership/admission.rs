@@ -238,7 +238,7 @@ pub fn forget(node: &str, state: &State, view: &View, now: Instant) -> Result<Se
         return Err((status::BAD_REQUEST, format!("{node:?} leads: it cannot forget itself")));
     }
     if state.members().contains_key(node) {
-        return conflict(format!("{node:?} has a member record: decommission it instead"));
+        return conflict(format!("{node:?} has a member record: taking a member out is not built yet; bring {node:?} back, on an empty disk if need be"));
     }
     let number = state.removed_members().get(node);
     let owns = |number| state.assignments().values().any(|rows| rows.values().any(|owner| owner == number));
