@@ -37,6 +37,11 @@ pub trait Environment {
     fn boot_id(&self, _node: NodeId) -> u64 {
         0
     }
+
+    /// What people call a node of the cluster.
+    fn name_of(&self, _node: NodeId) -> Option<Arc<str>> {
+        None
+    }
 }
 
 /// Turns before other tasks get the core: each may place one read's worth of records.
@@ -201,7 +206,7 @@ fn turn(shared: &Rc<Shared>) -> bool {
                     shared.happened(Event::Gone(life, gone));
                 });
             }
-            Action::Report(report) => log(&report),
+            Action::Report(report) => log(&report, &*shared.environment),
         }
     }
 }
@@ -316,7 +321,12 @@ fn log_read_error(error: &io::Error) {
     tracing::error!(%error, "ingress WAL cannot be read back; dispatch tries again in 1 s, records stay in the WAL");
 }
 
-fn log(report: &Report) {
+fn log(report: &Report, environment: &dyn Environment) {
+    // By its name: a number of the metadata's, taken for a node's, has the wrong one restarted.
+    let owner = |address: &Address| match address.node {
+        NodeId::LOCAL => format!("shard {} of this node", address.shard),
+        node => environment.name_of(node).map_or_else(|| format!("member {}", node.0), |name| name.to_string()),
+    };
     let id = |life: &TopicLife| life.incarnation.map(|id| id.to_string()).unwrap_or_default();
     match report {
         Report::Discarded { life, partition, seq, replaced: true, error: None } => tracing::warn!(
@@ -346,7 +356,7 @@ fn log(report: &Report) {
             "owner refused produce records accepted for another topic incarnation; checking them again"
         ),
         Report::Failing { topic, destination, address, error } => tracing::warn!(
-            topic = &**topic, partition = destination.partition, node = address.node.0, shard = address.shard, %error,
+            topic = &**topic, partition = destination.partition, owner = owner(address), %error,
             "produce commit failed; the partition is tried again once a second with one record"
         ),
         Report::Rerouting { topic, destination } => tracing::warn!(
@@ -360,8 +370,7 @@ fn log(report: &Report) {
         Report::Hung { topic, destination, address, records } => tracing::warn!(
             topic = &**topic,
             partition = destination.partition,
-            node = address.node.0,
-            shard = address.shard,
+            owner = owner(address),
             records,
             "produce commit has not been answered for 1 s; the partition takes no new records until it is"
         ),

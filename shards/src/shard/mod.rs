@@ -450,6 +450,10 @@ impl Environment for DispatchSide {
     fn boot_id(&self, node: NodeId) -> u64 {
         self.shard().peers.borrow().peers.get(&node).map_or(0, |peer| peer.boot_id)
     }
+
+    fn name_of(&self, node: NodeId) -> Option<Arc<str>> {
+        self.shard().peers.borrow().peers.get(&node).map(|peer| peer.name.clone())
+    }
 }
 
 /// What the queues see of their shard.
