@@ -83,7 +83,7 @@ fn whole_nodes_keep_the_contract_and_leave_nothing_behind() {
 
 #[test]
 fn what_is_planted_in_the_metadata_is_found() {
-    for (planted, seeds) in [(Planted::SkipChange, 3), (Planted::OwnWord, 20), (Planted::OldVoter, 20)] {
+    for (planted, seeds) in [(Planted::SkipChange, 3), (Planted::OwnWord, 100), (Planted::OldVoter, 100)] {
         let found = (0..seeds).position(|seed| {
             let options = WorldOptions { planted: Some(planted), churn: true, ..whole_options(seed) };
             !run_world_with(seed, options, launch).violations.is_empty()
