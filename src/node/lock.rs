@@ -171,9 +171,9 @@ mod tests {
     use super::*;
 
     const SHORT: Patience = Patience {
-        between: Duration::from_millis(1),
-        say_after: Duration::from_millis(3),
-        give_up_after: Duration::from_millis(12),
+        between: Duration::from_millis(10),
+        say_after: Duration::from_millis(30),
+        give_up_after: Duration::from_millis(120),
     };
 
     #[test]
