@@ -23,6 +23,8 @@ use super::{
 
 /// How often is looked whether the shards must be told something new.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long the shards are waited for when they are told.
+const TELL_WITHIN: Duration = Duration::from_secs(1);
 /// A peer without a connection is dialled that often.
 const DIAL_AGAIN: Duration = Duration::from_secs(1);
 
@@ -53,7 +55,7 @@ pub struct Door {
     me: Identity,
     applier: Rc<Applier>,
     own_status: OwnStatus,
-    /// Requests that come before are answered "unavailable".
+    /// Requests that come before are answered as by a node that is in no cluster.
     parts: OnceCell<(Rc<consensus::Consensus>, Rc<Membership>)>,
 }
 
@@ -315,7 +317,9 @@ impl Book {
                 *self.sent.borrow_mut() = book.clone();
                 let told = (0..self.me.shard_ports.len() as ShardId)
                     .map(|shard| self.links.call(Address::local(shard), Request::InstallPeers(book.clone())));
-                drop(rt::all(told.collect()).await); // a shard that is gone takes the process with it (E25)
+                // In order, so that the newest is the last. One that is long about it (it may be recovering) must not keep
+                // the others from hearing who has died since; a shard that is gone takes the process with it (E25).
+                drop(rt::timeout(TELL_WITHIN, Box::pin(rt::all(told.collect()))).await);
             }
             tell(self.applier.state().cluster_id());
             rt::sleep(LOOK).await;

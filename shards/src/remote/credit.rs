@@ -2,7 +2,7 @@
 //!
 //! The other side grants a window in its hello and may change it with every reply. One commit larger than the window goes
 //! alone. A dispatcher asks before it makes a batch, so what does not fit stays on its queue; whoever else commits (the
-//! synchronous produce) waits here, first come first served. What waits has not left: when its budget ends it is not
+//! synchronous produce, a batch that went to the wrong shard first) waits here, first come first served. What waits has not left: when its budget ends it is not
 //! applied for certain.
 
 use std::cell::RefCell;
@@ -24,6 +24,13 @@ struct Window {
 }
 
 impl Window {
+    /// Those who have given up hold nobody up; and no credit is made for them, whose drop would come back here.
+    fn forget_gone(&mut self) {
+        while self.waiting.front().is_some_and(|(_, sender)| sender.is_closed()) {
+            self.waiting.pop_front();
+        }
+    }
+
     fn fits(&self, bytes: u64) -> bool {
         self.used_bytes == 0 || self.used_bytes + bytes <= self.granted_bytes
     }
@@ -80,6 +87,7 @@ impl Credits {
     pub fn take_now(&self, to: SocketAddr, bytes: u64) -> Option<Credit> {
         let mut windows = self.windows.borrow_mut();
         let window = windows.entry(to).or_default();
+        window.forget_gone();
         let granted = window.waiting.is_empty() && window.fits(bytes);
         granted.then(|| {
             window.used_bytes += bytes;
@@ -103,6 +111,7 @@ impl Credits {
             let next = {
                 let mut windows = self.windows.borrow_mut();
                 let Some(window) = windows.get_mut(&to) else { return };
+                window.forget_gone();
                 match window.waiting.front() {
                     Some((bytes, _)) if window.fits(*bytes) => {
                         let next = window.waiting.pop_front();
@@ -113,7 +122,6 @@ impl Credits {
                 }
             };
             let Some((bytes, sender)) = next else { break };
-            // One that has given up drops its credit, which comes back here.
             drop(sender.send(Credit { credits: self.clone(), to, bytes }));
         }
         self.freed.notify_all();
@@ -173,6 +181,22 @@ mod tests {
                 task.await;
             }
             assert_eq!(*order.borrow(), [500, 30]);
+        });
+    }
+
+    #[test]
+    fn e41_whoever_gave_up_waiting_holds_nobody_up() {
+        sim::run(2, async {
+            let credits = Credits::default();
+            credits.connected(address(), Some(ConnectionId(1)), 100);
+            let first = credits.take_now(address(), 70).expect("fits");
+            // So many that a step on the stack for each would be one too many.
+            let gone: Vec<_> =
+                (0..200_000).map(|_| Box::pin(credits.take(address(), 90, Duration::from_millis(1)))).collect();
+            assert!(rt::all(gone).await.iter().all(Option::is_none));
+            let second = credits.take_now(address(), 30).expect("nobody waits before it");
+            drop((first, second));
+            assert_eq!(credits.measure(address()), (0, 100));
         });
     }
 
