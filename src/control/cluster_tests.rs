@@ -459,7 +459,7 @@ async fn start_first(net: Rc<Net>, node: &'static str) -> Rc<Node> {
         let found = text.parse().ok();
         Box::pin(async move { found })
     });
-    let mode = match found_or_join(&link, &resolve, &service, &join, &peers, async || {}).await {
+    let mode = match found_or_join(&link, &resolve, &service, &join, &peers, async |_| {}).await {
         Start::Bootstrap => {
             rt::sleep(ROUND / 2).await;
             Mode::Bootstrap { me: node.to_owned(), voters: initial.map(voter).into() }
