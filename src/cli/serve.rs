@@ -280,6 +280,26 @@ mod tests {
     }
 
     #[test]
+    fn every_flag_is_on_the_page_of_settings_and_every_flag_there_exists() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let flags: Vec<&str> = Serve::get_args_info().flags.iter().map(|flag| flag.long).collect();
+        for flag in flags.iter().filter(|flag| **flag != "--help") {
+            assert!(page.contains(&format!("`{flag}`")) || page.contains(&format!("`{flag} ")), "{flag} is missing");
+        }
+        for row in page.lines().filter(|line| line.starts_with("| `")) {
+            let key = row.split('`').nth(1).unwrap();
+            let column = row.split('|').nth(3).unwrap().trim().trim_matches('`');
+            assert!(column.is_empty() || flags.contains(&column), "{key}: there is no {column}");
+            let own = format!("--{}", key.split_once('.').map_or(key, |(_, name)| name).replace('_', "-"));
+            let own = if key.starts_with("log.") { format!("--{}", key.replace('.', "-")) } else { own };
+            // Of the peer plane there is only a flag for the port.
+            let has_flag = flags.contains(&own.as_str()) && key != "cluster.addr";
+            assert_eq!(column, if has_flag { own } else { String::new() }, "{key}");
+        }
+    }
+
+    #[test]
     fn the_banner_begins_as_documented() {
         assert!(banner("127.0.0.1:7942", "/d").starts_with("narad  dev mode: auth OFF, bound to loopback only\n"));
     }

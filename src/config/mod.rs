@@ -16,6 +16,8 @@ mod warning;
 #[cfg(test)]
 mod cluster_tests;
 #[cfg(test)]
+mod docs_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tests_support;
