@@ -297,7 +297,7 @@ fn set<const N: usize>(body: &mut Value, fields: [(&str, Option<u64>); N]) {
 /// What the server calls a field: the flag that gives it, and what would have been good.
 const FLAGS: [(&str, &str, &str); 5] = [
     ("retention_ms", "--retention", "write forever, or 1h or more"),
-    ("visibility_timeout_ms", "--visibility", "write a time such as 30s, no longer than --retention"),
+    ("visibility_timeout_ms", "--visibility", "write a time such as 30s"),
     ("max_in_flight_per_partition", "--max-in-flight", "write a whole number; 0 is the server's default"),
     ("max_acked_ahead_per_partition", "--max-acked-ahead", "write a whole number; 0 is the server's default"),
     ("partitions", "--partitions", "`narad topic info` says how many a topic has; they can only grow"),

@@ -20,13 +20,11 @@ fn shown(config: &Config) -> String {
     format!("{config:?}").replace("host: Some(\"\")", "host: None")
 }
 
-/// Whether the defaults have nothing where the setting goes, or it goes nowhere.
+/// Whether the defaults have nothing where the setting goes.
 fn is_unset(setting: &Setting, defaults: &str) -> bool {
-    let refusal = ["storage.ingress_wal_prealloc", "security.allow_legacy_cluster_auth"];
     let name = setting.key.rsplit('.').next().unwrap_or_default().to_lowercase();
     let name = name.trim_start_matches("narad_").trim_start_matches("cluster_").replace("memory", "memory_bytes");
-    let absent = ["None", "[]"].iter().any(|nothing| defaults.contains(&format!("{name}: {nothing}")));
-    absent || refusal.contains(&setting.key)
+    ["None", "[]"].iter().any(|nothing| defaults.contains(&format!("{name}: {nothing}")))
 }
 
 fn whole_number_range(setting: &Setting) -> Option<(String, String)> {
