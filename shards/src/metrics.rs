@@ -104,7 +104,10 @@ pub struct RuntimeMetrics {
     pub completions: u64,
     pub cq_overflow: u64,
     pub busy_nanos: u64,
+    /// The rest of its life: asleep, or polling.
     pub idle_nanos: u64,
+    /// Of that, polling.
+    pub poll_nanos: u64,
     pub ring_depth: u64,
     pub enter_nanos: u64,
     pub connections: u64,
