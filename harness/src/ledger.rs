@@ -4,7 +4,7 @@
 //! (partition, offset): one produce may have several copies, each leased and acked for itself (D3, D15).
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::random::Random;
 
@@ -50,6 +50,8 @@ struct Kill {
 pub struct Ledger {
     produces: BTreeMap<u64, Produce>,
     kills: Vec<Kill>,
+    /// Graceful stops: they end leases as a kill does, and take no ack back (D18).
+    stops: Vec<Instant>,
     /// Spans in which a cluster was broken in some other way, their aftermath included.
     disturbances: Vec<(Instant, Instant)>,
     longest_unwritten: Duration,
@@ -119,6 +121,11 @@ impl Ledger {
         self.disturbances.push((from, until));
     }
 
+    /// A node was stopped by request, at the latest now.
+    pub fn stopped(&mut self, at: Instant) {
+        self.stops.push(at);
+    }
+
     /// The broker was killed at `at`. At `asked`, not long before, its oldest unwritten ack was `unwritten` old.
     pub fn killed(&mut self, at: Instant, asked: Instant, unwritten: Duration) {
         self.longest_unwritten = self.longest_unwritten.max(unwritten);
@@ -149,7 +156,8 @@ impl Ledger {
             Ok(id) => id,
             Err(error) => return self.violations.push(format!("p{} @{}: {error}", place.0, place.1)),
         };
-        let killed_since = |since: Instant| self.kills.iter().any(|kill| kill.at >= since);
+        let ended_since =
+            |since: Instant| self.kills.iter().map(|kill| &kill.at).chain(&self.stops).any(|ended| *ended >= since);
         let last_release = self.released.get(&place).copied();
         // The answer to a produce may still be on its way to us: it was sent before anything could be delivered.
         let produce = self.produces.entry(id).or_insert(Produce {
@@ -188,8 +196,18 @@ impl Ledger {
             // the lease can have begun at the earliest.
             let lapsed = arrived.duration_since(*last_asked) + Duration::from_millis(50) >= visibility;
             let given_back = last_release.is_some_and(|released| released >= *last_arrived);
-            if !lapsed && !given_back && !killed_since(*last_asked) && asked > *last_arrived {
-                self.violations.push(format!("message {id:x} p{} @{}: leased twice at once", place.0, place.1));
+            if !lapsed && !given_back && !ended_since(*last_asked) && asked > *last_arrived {
+                let ago = |then: Instant| arrived.saturating_duration_since(then);
+                let unix = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
+                self.violations.push(format!(
+                    "message {id:x} p{} @{}: leased twice at once: asked for {:?} ago and delivered {:?} ago, asked for \
+                     again {:?} ago, at unix time {unix:.3}",
+                    place.0,
+                    place.1,
+                    ago(*last_asked),
+                    ago(*last_arrived),
+                    ago(asked)
+                ));
             }
         }
         copy.deliveries.push((asked, arrived));
@@ -315,6 +333,22 @@ mod tests {
         ledger.delivered(&data, (0, 0), base, base, 0, VISIBILITY);
         ledger.delivered(&data, (0, 0), at(base, 100), at(base, 101), 0, VISIBILITY);
         assert_eq!(ledger.violations.len(), 1);
+    }
+
+    #[test]
+    fn d18_a_stopped_node_ends_leases_and_takes_no_ack_back() {
+        let (base, data) = (Instant::now(), payload(1, 100));
+        for (acked, violations) in [(false, 0), (true, 1)] {
+            let mut ledger = Ledger::default();
+            ledger.produced(1, Outcome::Accepted, 0);
+            ledger.delivered(&data, (0, 0), base, base, 0, VISIBILITY);
+            if acked {
+                ledger.acked(&data, (0, 0), at(base, 10));
+            }
+            ledger.stopped(at(base, 50));
+            ledger.delivered(&data, (0, 0), at(base, 100), at(base, 101), 0, VISIBILITY);
+            assert_eq!(ledger.violations.len(), violations);
+        }
     }
 
     #[test]

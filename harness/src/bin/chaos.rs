@@ -146,6 +146,7 @@ impl Chaos<'_> {
             Restart => {
                 self.serve_without(&BTreeSet::from([victim]));
                 self.cluster.stop(victim)?;
+                self.run.ledger().stopped(Instant::now());
                 self.hold(0..2_000);
                 self.cluster.act("start", victim)?;
             }
@@ -173,6 +174,7 @@ impl Chaos<'_> {
                 // A node that could not store metadata for 30 s stops, and is started again like by any supervisor.
                 if self.cluster.act("alive", victim).is_err() {
                     self.serve_without(&BTreeSet::from([victim]));
+                    self.run.ledger().stopped(Instant::now());
                     self.cluster.act("start", victim)?;
                 }
             }
