@@ -277,6 +277,14 @@ pub struct IngressDirectories {
     pub numbers: Vec<ShardId>,
 }
 
+impl IngressDirectories {
+    /// Those without a shard of their own that shard `id` of `shards` drains: directory n goes to shard n mod shards (E18).
+    pub fn adopted_by(&self, id: ShardId, shards: u16) -> Vec<u32> {
+        let orphans = self.numbers.iter().filter(|n| **n >= shards && **n % shards == id);
+        orphans.map(|n| u32::from(*n)).collect()
+    }
+}
+
 pub fn list_ingress(data: &DataDir, warnings: &mut Vec<Warning>) -> Result<IngressDirectories, Refusal> {
     let ingress = data.ingress();
     let failed = |error: io::Error| {

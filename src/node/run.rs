@@ -113,8 +113,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let started = Instant::now();
     prepared.log_start();
     let shards = prepared.shards();
-    let mut signals =
-        Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|error| format!("cannot catch signals: {error}"))?;
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|error| format!("cannot catch signals: {error}"))?;
     let Prepared {
         config,
         data,
@@ -170,8 +169,8 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let (stop, stopping) = mpsc::channel();
     let mut endpoints = spsc::mesh(shards);
     let control_endpoint = endpoints.pop().ok_or("the mesh has no end for the control thread")?;
-    let mut threads = 0;
     let helper_cpus: Vec<usize> = cpus.without_shard().iter().map(|cpu| cpu as usize).collect();
+    let threads = endpoints.len() + 1;
     for (endpoint, cpu) in endpoints.into_iter().zip(&cpus.shards) {
         let id = endpoint.shard();
         let mut options = Options::new(&format!("shard {id}"));
@@ -185,13 +184,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
             id,
             store_id: identity.store_id,
             memory_bytes: usize::try_from(memory.per_shard_bytes).unwrap_or(usize::MAX),
-            // A directory n without a shard n goes to shard n mod shards.
-            adopt: ingress
-                .numbers
-                .iter()
-                .filter(|n| **n >= shards && **n % shards == id)
-                .map(|n| u32::from(*n))
-                .collect(),
+            adopt: ingress.adopted_by(id, shards),
             snapshot: snapshot.clone(),
             lock: held,
         };
@@ -199,7 +192,6 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         spawn(format!("narad-shard-{id}"), format!("shard {id}"), &ended, move || {
             shard_thread::run(common, plan, endpoint, options)
         })?;
-        threads += 1;
     }
     let mut options = Options::new("control");
     options.cpu = cpus.control.map(|cpu| cpu as usize);
@@ -209,11 +201,19 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     spawn("narad-control".to_owned(), "the control thread".to_owned(), &ended, move || {
         control_thread::run(for_control, plan, control_endpoint, options)
     })?;
-    threads += 1;
 
     let handle = signals.handle();
-    let state = common.state.clone();
-    let on_signal = std::thread::Builder::new().name("narad-signals".to_owned()).spawn(move || {
+    watch_signals(signals, common.state.clone(), stop)?;
+
+    let result = wait_for_all(&endings, threads, &common.state);
+    handle.close();
+    drop(lock);
+    result
+}
+
+/// A thread that hears signals: says `stop` once, and ends the process at the second of them.
+fn watch_signals(mut signals: Signals, state: Arc<NodeState>, stop: mpsc::Sender<()>) -> Result<(), String> {
+    let watch = move || {
         let mut seen = StopSignals::default();
         for signal in signals.forever() {
             if signal == SIGHUP {
@@ -236,13 +236,9 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
             tracing::info!(signal, "stopping: requests in flight are finished first; a second signal ends at once");
             let _ = stop.send(());
         }
-    });
-    on_signal.map_err(|error| format!("cannot start the signal thread: {error}"))?;
-
-    let result = wait_for_all(&endings, threads, &common.state);
-    handle.close();
-    drop(lock);
-    result
+    };
+    let thread = std::thread::Builder::new().name("narad-signals".to_owned()).spawn(watch);
+    thread.map(drop).map_err(|error| format!("cannot start the signal thread: {error}"))
 }
 
 /// A thread that ends while nobody stops the node takes the whole node with it (E25, lesson D10.2).
