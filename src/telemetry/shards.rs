@@ -106,7 +106,30 @@ fn render_partitions(page: &mut Exposition, partitions: &Partitions<'_>, now_ms:
     family("narad_segments", Gauge, "Segment files.", &|p| p.segments as f64);
 }
 
+/// Histograms have twenty lines each: beyond that many partitions they are of topics, and beyond that many topics of all,
+/// or a scrape of 16,000 partitions is 120 MB.
+const HISTOGRAMS_MAX: usize = 1_000;
+
+/// What histograms are given of: topic, partition, sums.
+fn histogram_rows(partitions: &Partitions<'_>) -> Vec<(String, String, LogMetrics)> {
+    let mut topics: Vec<&str> = partitions.keys().map(|(topic, _)| *topic).collect();
+    topics.dedup();
+    let (few_partitions, few_topics) = (partitions.len() <= HISTOGRAMS_MAX, topics.len() <= HISTOGRAMS_MAX);
+    let mut rows: Vec<(String, String, LogMetrics)> = Vec::new();
+    for ((topic, partition), figures) in partitions {
+        let all = || "all".to_owned();
+        let topic = if few_topics { (*topic).to_owned() } else { all() };
+        let partition = if few_partitions { partition.to_string() } else { all() };
+        match rows.last_mut() {
+            Some(row) if row.0 == topic && row.1 == partition => row.2.add(&figures.log),
+            _ => rows.push((topic, partition, figures.log.clone())),
+        }
+    }
+    rows
+}
+
 fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
+    let rows = histogram_rows(partitions);
     type Recorded = fn(&LogLatencies) -> &Histogram;
     let families: [(&'static str, &'static str, Recorded); 3] = [
         ("narad_storage_fsync_duration_seconds", "Durable write of one commit: flush and sync in one.", |l| {
@@ -120,23 +143,23 @@ fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
     ];
     for (name, help, recorded) in families {
         page.family(name, Kind::Histogram, help);
-        for ((topic, partition), figures) in partitions {
-            if let Some(latencies) = &figures.log.latencies {
+        for (topic, partition, log) in &rows {
+            if let Some(latencies) = &log.latencies {
                 let labels: [(&str, &dyn Display); 2] = [("topic", topic), ("partition", partition)];
                 page.recorded(&labels, &DEVICE_SECONDS, recorded(latencies), MICROS);
             }
         }
     }
     page.family("narad_storage_retention_run_duration_seconds", Kind::Histogram, "One pass of retention over a log.");
-    for ((topic, partition), figures) in partitions {
-        if let Some(passes) = &figures.log.retention_us {
+    for (topic, partition, log) in &rows {
+        if let Some(passes) = &log.retention_us {
             page.recorded(&[("topic", topic), ("partition", partition)], &DEVICE_SECONDS, passes, MICROS);
         }
     }
     let boundary_help = "Writing the file that states the exact end of a closed log.";
     page.family("narad_storage_high_watermark_persist_duration_seconds", Kind::Histogram, boundary_help);
-    for ((topic, partition), figures) in partitions {
-        let outcomes = figures.log.boundary_us.iter().flat_map(|both| ["ok", "error"].into_iter().zip(both.iter()));
+    for (topic, partition, log) in &rows {
+        let outcomes = log.boundary_us.iter().flat_map(|both| ["ok", "error"].into_iter().zip(both.iter()));
         for (outcome, times) in outcomes.filter(|(_, times)| !times.is_empty()) {
             let labels: [(&str, &dyn Display); 3] = [("topic", topic), ("partition", partition), ("outcome", &outcome)];
             page.recorded(&labels, &DEVICE_SECONDS, times, MICROS);
@@ -377,6 +400,35 @@ mod tests {
         };
         latencies.durable_write_us.record(micros).expect("resizes");
         Box::new(latencies)
+    }
+
+    #[test]
+    fn a_scrape_of_many_partitions_has_histograms_of_topics_or_of_all() {
+        let rendered = |topics: u64, partitions: u32| {
+            let mut shard = ShardMetrics::default();
+            for topic in 0..topics {
+                for partition in 0..partitions {
+                    let log = LogMetrics { commits: 1, latencies: Some(latencies(7)), ..LogMetrics::default() };
+                    let figures =
+                        PartitionMetrics { topic: format!("t{topic:04}"), log, ..PartitionMetrics::default() };
+                    shard.partitions.insert(Destination { incarnation: Incarnation(topic), partition }, figures);
+                }
+            }
+            let mut page = Exposition::new();
+            render_shards(&mut page, &[shard], 0);
+            page.finish()
+        };
+        for (topics, partitions, labels, samples) in [
+            (2, 500, "topic=\"t0001\",partition=\"499\"", 1),
+            (2, 501, "topic=\"t0001\",partition=\"all\"", 501),
+            (1001, 1, "topic=\"all\",partition=\"all\"", 1001),
+        ] {
+            let page = rendered(topics, partitions);
+            let line = format!("narad_storage_fsync_duration_seconds_count{{{labels}}} {samples}");
+            assert!(page.lines().any(|have| have == line), "{line} is missing");
+            let counters = page.lines().filter(|line| line.starts_with("narad_storage_commits_total{")).count();
+            assert_eq!(counters as u64, topics * u64::from(partitions), "counters are always of partitions");
+        }
     }
 
     #[test]
