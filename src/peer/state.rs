@@ -11,6 +11,7 @@ use narad_shards::rt::{self, Instant};
 use quiche::{Header, RecvInfo, Type};
 
 use super::admission::{Admission, Verdict, CID_BYTES};
+use super::intake::Intake;
 use super::link::{Event, Link};
 use super::metrics::{LinkFigures, PeerMetrics};
 use super::outbox::{Batch, Outbox};
@@ -19,6 +20,9 @@ use super::PeerSettings;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// Connections that one shard of a node, or its control thread, has to this endpoint; the newest stay. It needs one, and the
+/// control thread another one for snapshots; what is left of a former process may be taken for alive for a while.
+const CONNECTIONS_PER_SPEAKER_MAX: usize = 4;
 /// Set in the first byte of packets of a handshake (RFC 9000, 17.2).
 const LONG_HEADER: u8 = 0x80;
 
@@ -45,11 +49,14 @@ pub(super) struct State {
     /// These may have packets to send, in turn.
     talking: VecDeque<ConnectionId>,
     pub outbox: Outbox,
+    intake: Intake,
     pub metrics: PeerMetrics,
-    refusals: Refusals,
+    /// Wrong proofs, and frames without room.
+    guesses: Refusals,
+    unfitting: Refusals,
 }
 
-/// Who guesses at the secret is worth a line, and not one for each guess.
+/// What is worth a line, and not one for each time.
 #[derive(Default)]
 struct Refusals {
     told_at: Option<Instant>,
@@ -59,14 +66,14 @@ struct Refusals {
 impl Refusals {
     const TELL_EVERY: Duration = Duration::from_secs(5);
 
-    fn note(&mut self, refused: u64, peer: SocketAddr, now: Instant) {
+    /// How often it has happened, when that is to be told now.
+    fn note(&mut self, refused: u64, now: Instant) -> Option<u64> {
         self.untold += refused;
-        if self.told_at.is_some_and(|told| now < told + Self::TELL_EVERY) {
-            return;
-        }
-        self.told_at = Some(now);
-        let times = std::mem::take(&mut self.untold);
-        tracing::warn!(component = "audit", %peer, times, "cluster stream rejected: invalid auth");
+        let quiet = self.told_at.is_some_and(|told| now < told + Self::TELL_EVERY);
+        (self.untold > 0 && !quiet).then(|| {
+            self.told_at = Some(now);
+            std::mem::take(&mut self.untold)
+        })
     }
 }
 
@@ -94,6 +101,7 @@ impl State {
         let reset_key = hmac_sha256(&secret, scope.as_bytes()).map_err(|error| error.to_string())?;
         Ok(State {
             outbox: Outbox::new(settings.offload),
+            intake: Intake::new(settings.incoming_bytes_max),
             settings,
             tls,
             admission: Admission::new(random()),
@@ -105,7 +113,8 @@ impl State {
             touched: BTreeSet::new(),
             talking: VecDeque::new(),
             metrics: PeerMetrics::default(),
-            refusals: Refusals::default(),
+            guesses: Refusals::default(),
+            unfitting: Refusals::default(),
         })
     }
 
@@ -163,7 +172,8 @@ impl State {
     ) -> ConnectionId {
         let id = next_id();
         let keep_alive = self.settings.keep_alive.then_some(self.settings.idle_timeout / 3);
-        let mut link = Link::new(id, peer, dialled, quic, self.settings.secret.clone(), keep_alive, now);
+        let (secret, intake) = (self.settings.secret.clone(), self.intake.clone());
+        let mut link = Link::new(id, peer, dialled, quic, secret, intake, keep_alive, now);
         self.by_cid.extend(cids.iter().map(|cid| (cid.clone(), id)));
         link.cids = cids;
         self.links.insert(id, link);
@@ -305,10 +315,17 @@ impl State {
             let Some(link) = self.links.get_mut(id) else { continue };
             link.advance(now);
             events.append(&mut link.events);
+            let peer = link.peer;
             let refused = std::mem::take(&mut link.tally.proofs_refused);
-            if refused > 0 {
-                self.metrics.proofs_refused += refused;
-                self.refusals.note(refused, link.peer, now);
+            self.metrics.proofs_refused += refused;
+            if let Some(times) = self.guesses.note(refused, now) {
+                tracing::warn!(component = "audit", %peer, times, "cluster stream rejected: invalid auth");
+            }
+            let refused = std::mem::take(&mut link.tally.frames_refused);
+            self.metrics.frames_refused += refused;
+            if let Some(times) = self.unfitting.note(refused, now) {
+                let (bytes, bytes_max) = (self.intake.bytes(), self.settings.incoming_bytes_max);
+                tracing::warn!(%peer, times, bytes, bytes_max, "frames of a peer are refused: too much is on its way at a time");
             }
             self.metrics.pings += std::mem::take(&mut link.tally.pings);
             self.metrics.silent += std::mem::take(&mut link.tally.silent);
@@ -359,9 +376,15 @@ impl State {
             }
             return;
         }
+        let speaker = link.speaker();
+        let accepted = |link: &&Link| !link.is_dialled() && link.is_open() && link.id != id;
         // An endpoint dials again only when its former connection is lost to it: nobody waits for answers there.
-        let former = |link: &&Link| link.peer == peer && !link.is_dialled() && link.is_open() && link.id != id;
-        let former: Vec<ConnectionId> = self.links.values().filter(former).map(|link| link.id).collect();
+        let mut former: Vec<ConnectionId> =
+            self.links.values().filter(accepted).filter(|link| link.peer == peer).map(|link| link.id).collect();
+        // The same shard of the same node from other addresses: former processes of it, or more than anybody needs.
+        let others = self.links.values().filter(accepted).filter(|link| link.peer != peer && link.speaker() == speaker);
+        let others: Vec<ConnectionId> = others.map(|link| link.id).collect();
+        former.extend(&others[..others.len().saturating_sub(CONNECTIONS_PER_SPEAKER_MAX - 1)]);
         for id in former {
             if let Some(link) = self.link(id) {
                 link.replace();
@@ -395,6 +418,7 @@ impl State {
 
     pub fn measure(&self) -> PeerMetrics {
         let mut metrics = self.metrics.clone();
+        metrics.incoming_bytes = self.intake.bytes() as u64;
         for link in self.links.values() {
             add_stats(&mut metrics, link);
             metrics.connections_dialled += u64::from(link.is_open() && link.is_dialled());
