@@ -193,7 +193,7 @@ impl Inner {
             }
             produce @ Request::Produce { .. } => match self.shard.ask(here, produce).await {
                 Some(reply) => (here, reply),
-                None => (here, Reply::Produced(Err(CommitError::Failed("the shard stops".to_owned())))),
+                None => (here, Reply::Produced(Err(CommitError::Unavailable("the shard stops".to_owned())))),
             },
             other => {
                 tracing::error!(?other, "a frame was read as a request that no peer sends");
@@ -216,11 +216,11 @@ impl Inner {
         let here = self.shard.id();
         if self.shard.is_quiesced() {
             let text = "the owner is stopping".to_owned();
-            return (here, Reply::Commit(Err(CommitError::Failed(text))));
+            return (here, Reply::Commit(Err(CommitError::Unavailable(text))));
         }
         if !self.shard.has_room_for_peers().await {
             let text = "the owner's disk is nearly full: less than half of its reserve is free".to_owned();
-            return (here, Reply::Commit(Err(CommitError::Failed(text))));
+            return (here, Reply::Commit(Err(CommitError::Unavailable(text))));
         }
         let known = self.shard.snapshot().topic_of(batch.destination.incarnation).is_some();
         let serving = match self.place(batch.destination) {
@@ -228,7 +228,7 @@ impl Inner {
             Place::Elsewhere => return (here, Reply::Commit(Err(CommitError::NotOwner))),
             Place::Unknown if known => {
                 let text = "the owner does not know yet what it owns".to_owned();
-                return (here, Reply::Commit(Err(CommitError::Failed(text))));
+                return (here, Reply::Commit(Err(CommitError::Unavailable(text))));
             }
             // Of a topic that is not known here the shard says what it makes of it (412, or try again).
             Place::Here | Place::Unknown => here,

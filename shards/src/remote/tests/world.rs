@@ -60,6 +60,9 @@ pub struct World {
     pub ring_calls: Rc<Cell<u64>>,
 }
 
+/// What every node keeps free of its disk; without a capacity it is always there.
+pub const RESERVE_BYTES: u64 = 1 << 20;
+
 fn address(node: u64, shard: ShardId) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, node as u8], 7000 + shard))
 }
@@ -206,7 +209,7 @@ impl World {
                     cold_interval: None,
                     open_logs_max: 100,
                 },
-                disk_reserve_bytes: 0,
+                disk_reserve_bytes: RESERVE_BYTES,
                 disk_room: Default::default(),
                 adopt: Vec::new(),
             };
@@ -254,6 +257,11 @@ impl World {
     pub fn set_dead(&self, dead: &[u64]) {
         self.versions.set(self.versions.get() + 1);
         *self.dead.borrow_mut() = dead.to_vec();
+    }
+
+    /// Leaves a node's disk `bytes` in all.
+    pub fn set_capacity(&self, node: &Node, bytes: Option<u64>) {
+        self.disks.borrow()[&node.number].set_capacity(bytes);
     }
 
     pub fn kill(&self, node: Node) {
