@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::late::LateCancels;
 use super::permits::Permits;
@@ -18,6 +19,9 @@ use crate::wire::{self, operation, status, Incoming, Kind, Outgoing, Refusal, SH
 
 /// Handlers at a time, commits (bounded by their bytes) and long polls aside (E45).
 const HANDLERS_MAX: usize = 64;
+
+/// How long one shard is waited for that is to say how its partitions are. Less than what is given to the whole answer.
+const STATS_WAIT: Duration = Duration::from_millis(500);
 
 /// The door of one shard. Cheap to clone.
 #[derive(Clone)]
@@ -181,10 +185,11 @@ impl Inner {
             },
             Request::Stats { incarnation } => {
                 let shards = 0..self.shard.snapshot().shards;
-                let asked = shards.map(|shard| Box::pin(self.shard.ask(shard, Request::Stats { incarnation })));
+                let ask = |shard| rt::timeout(STATS_WAIT, self.shard.ask(shard, Request::Stats { incarnation }));
                 let mut all = Vec::new();
-                for answer in rt::all(asked.collect()).await {
-                    if let Some(Reply::Stats(stats)) = answer {
+                // A shard that is stuck hides its own partitions only.
+                for answer in rt::all(shards.map(|shard| Box::pin(ask(shard))).collect()).await {
+                    if let Ok(Some(Reply::Stats(stats))) = answer {
                         all.extend(stats);
                     }
                 }
