@@ -1,4 +1,4 @@
-//! Why connections end, as the other side is told and as it is told to us.
+//! Why connections end and frames are refused, as the other side is told and as it is told to us.
 
 use super::buffers::Quic;
 
@@ -8,6 +8,9 @@ pub(super) const REFUSED: u64 = 1;
 pub(super) const MALFORMED: u64 = 2;
 pub(super) const SILENT: u64 = 3;
 pub(super) const LATE: u64 = 4;
+
+/// Why a frame is refused on a connection that goes on.
+pub(super) const NO_ROOM: &str = "too much else is on its way to this endpoint, try again";
 
 /// For a person, of a connection that was not ended here.
 pub(super) fn why_closed(quic: &Quic) -> String {

@@ -1,12 +1,12 @@
 //! One connection: how it is greeted, what arrives on its streams, what it owes and is owed, whether it lives.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use boring::ssl::SslRef;
-use narad_shards::io::ring::{UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
+use narad_shards::io::ring::{Route, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
 use narad_shards::meta::ShardId;
 use narad_shards::remote::{CallError, ConnectionId, Hello};
 use narad_shards::rt::sync::{oneshot, Receiver, Sender};
@@ -15,7 +15,7 @@ use narad_shards::wire::{status, Header, Incoming, Kind, Lane, Outgoing, Refusal
 
 use super::admission::PROVE_WITHIN;
 use super::buffers::Quic;
-use super::closing::{why_closed, LATE, MALFORMED, REFUSED, SILENT, STOPPED};
+use super::closing::{why_closed, LATE, MALFORMED, NO_ROOM, REFUSED, SILENT, STOPPED};
 use super::frames::{Arrived, FrameReader};
 use super::greeting;
 use super::intake::Intake;
@@ -63,6 +63,8 @@ struct Call {
 pub(super) struct Link {
     pub id: ConnectionId,
     pub peer: SocketAddr,
+    /// The address of this machine that the peer has dialled, where that is known: what it hears comes from there.
+    source: Option<IpAddr>,
     role: Role,
     pub quic: Quic,
     /// Ids under which packets for it come in.
@@ -100,7 +102,7 @@ pub(super) struct Link {
 impl Link {
     pub fn new(
         id: ConnectionId,
-        peer: SocketAddr,
+        route: Route,
         dialled: bool,
         quic: Quic,
         secret: Option<Arc<[u8]>>,
@@ -111,7 +113,8 @@ impl Link {
         let (role, within) = if dialled { (Role::Dialler, DIAL_WITHIN) } else { (Role::Acceptor, PROVE_WITHIN) };
         Link {
             id,
-            peer,
+            peer: route.to,
+            source: route.from,
             role,
             quic,
             cids: Vec::new(),
@@ -435,17 +438,16 @@ impl Link {
     /// A frame had no room here. Whoever waits for something is told; a message of which nobody waits is lost, as it may be.
     fn refuse_frame(&mut self, lane: Lane, header: &Header) {
         self.tally.frames_refused += 1;
-        const WHY: &str = "too much else is on its way to this endpoint, try again";
         match header.kind {
             Kind::Reply => {
                 let Some(call) = self.calls.remove(&header.request_id) else { return };
                 // What was reserved for us is handed back (C58).
                 self.bare(PING, Kind::Cancel, lane, header.request_id);
-                let _ = call.reply.send(Err(CallError::Unknown(format!("the reply of {}: {WHY}", self.peer))));
+                let _ = call.reply.send(Err(CallError::Unknown(format!("the reply of {}: {NO_ROOM}", self.peer))));
             }
             _ if self.is_dialled() => self.end(MALFORMED, "a request came on a connection that we dialled"),
             Kind::Request => {
-                let refusal = Refusal::new(status::UNAVAILABLE, WHY).reply(header.operation, lane);
+                let refusal = Refusal::new(status::UNAVAILABLE, NO_ROOM).reply(header.operation, lane);
                 self.reply(lane, header, refusal);
             }
             Kind::OneWay | Kind::Cancel => {}
@@ -535,12 +537,12 @@ impl Link {
                 Err(error) => self.end(MALFORMED, &format!("a lane cannot be written: {error:?}")),
             }
         }
-        let mut sent = 0;
+        let (mut sent, route) = (0, Route { to: self.peer, from: self.source });
         let drained = loop {
             if sent >= UDP_SEND_BYTES_MAX {
                 break false;
             }
-            match outbox.add(self.peer, bytes_max, |space| self.quic.send(space).map(|(bytes, _)| bytes)) {
+            match outbox.add(route, bytes_max, |space| self.quic.send(space).map(|(bytes, _)| bytes)) {
                 Ok(bytes) => sent += bytes,
                 Err(quiche::Error::Done) => break true,
                 Err(error) => {

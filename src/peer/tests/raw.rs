@@ -102,7 +102,7 @@ impl Raw {
     /// The headers that have come on a stream, bodies left out.
     pub async fn replies(&mut self, stream: u64, count: usize) -> Vec<Header> {
         let (mut bytes, mut headers): (Vec<u8>, Vec<Header>) = Default::default();
-        self.pump(|quic| {
+        let mut take = |quic: &mut Quic| {
             let mut space = [0; 4096];
             while let Ok((count, _)) = quic.stream_recv(stream, &mut space) {
                 bytes.extend_from_slice(&space[..count]);
@@ -115,9 +115,14 @@ impl Raw {
                 bytes.drain(..header.length as usize);
                 headers.push(header);
             }
-            headers.len() >= count
-        })
-        .await;
+            headers.len() >= count || quic.peer_error().is_some()
+        };
+        for _ in 0..20 {
+            if self.pump(&mut take).await {
+                break;
+            }
+        }
+        assert!(self.quic.peer_error().is_none(), "{:?}", self.quic.peer_error());
         headers
     }
 
