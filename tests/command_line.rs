@@ -114,3 +114,41 @@ fn e49_a_hangup_ends_no_node_and_bad_certificate_files_refuse_the_start_by_setti
     assert!(!unused.exists(), "no data was opened");
     std::fs::remove_dir_all(&directory).unwrap();
 }
+
+#[test]
+fn k29_a_node_that_waits_to_found_its_cluster_tells_its_log_and_whoever_probes_it() {
+    let directory: PathBuf = std::env::temp_dir().join(format!("narad-founding-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let port = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (own, file) = (port(), directory.join("narad.json"));
+    let settings = format!(
+        r#"{{"cluster":{{"node_id":"n1","addr":"{own}","peers":[{{"id":"n1","addr":"{own}"}},{{"id":"n2","addr":"{}"}},
+           {{"id":"n3","addr":"{}"}}]}},"security":{{"allow_insecure_cluster":true}}}}"#,
+        port(),
+        port()
+    );
+    std::fs::write(&file, settings).unwrap();
+    let binary = std::path::Path::new(env!("CARGO_BIN_EXE_narad"));
+    let arguments = ["--config", file.to_str().unwrap(), "--shards", "1", "--no-pin", "--memory", "128MiB"];
+    let mut broker = narad_harness::process::Broker::spawn(binary, &directory.join("data"), &arguments).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let waits_for =
+        "2 of the 3 initial members (n1, n2, n3) must be up and agree to found the cluster; no answer from n2 (";
+    let answer = loop {
+        match broker.client().get("/readyz") {
+            Ok(answer) if answer.text().contains(waits_for) => break answer,
+            _ => assert!(std::time::Instant::now() < deadline, "{}", broker.log_text()),
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    assert_eq!(answer.status, 503);
+    assert_eq!(broker.client().get("/healthz").unwrap().status, 200);
+    assert_eq!(
+        broker.client().post("/v1/topics/t/produce", b"{}").unwrap().status,
+        503,
+        "no client takes it for an answer"
+    );
+    assert!(broker.log_text().contains(waits_for), "{}", broker.log_text());
+    broker.kill().unwrap();
+    std::fs::remove_dir_all(&directory).unwrap();
+}

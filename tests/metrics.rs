@@ -116,16 +116,49 @@ fn every_metric_of_one_node_is_exported() {
     }
 }
 
+const PAGES: [&str; 9] = [
+    "README.md",
+    "shards/README.md",
+    "docs/metrics.md",
+    "docs/operating.md",
+    "docs/cluster.md",
+    "docs/sizing.md",
+    "docs/recovery.md",
+    "docs/configuration.md",
+    "docs/http-api.md",
+];
+
+fn page(name: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap()
+}
+
 #[test]
 fn documents_name_no_series_that_is_not_exported() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = table();
-    for document in ["README.md", "shards/README.md"] {
-        let text = std::fs::read_to_string(root.join(document)).unwrap();
+    for document in PAGES {
+        let text = page(document);
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         let series: BTreeSet<&str> = words.filter(|word| word.starts_with("narad_")).collect();
         for name in series.into_iter().filter(|name| !["narad_shards"].contains(name)) {
             assert!(table.get(name).is_some_and(|standing| *standing != Standing::Later), "{document}: {name}");
         }
     }
+}
+
+#[test]
+fn the_page_of_metrics_has_a_row_for_each_series_and_no_other() {
+    let text = page("docs/metrics.md");
+    let rows = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `narad_")?.split_once("` | "))
+        .filter(|(_, rest)| ["counter |", "gauge |", "histogram |"].iter().any(|kind| rest.starts_with(kind)));
+    let mut rows: Vec<String> = rows.map(|(name, _)| format!("narad_{name}")).collect();
+    rows.sort();
+    let table = table();
+    let exported = table.iter().filter(|(name, standing)| **standing != Standing::Later && name.starts_with("narad_"));
+    let exported: Vec<String> = exported.map(|(name, _)| (*name).to_owned()).collect();
+    let missing: Vec<_> = exported.iter().filter(|name| !rows.contains(name)).collect();
+    let strange: Vec<_> = rows.iter().filter(|name| !exported.contains(name)).collect();
+    assert!(missing.is_empty() && strange.is_empty(), "missing: {missing:?}; strange: {strange:?}");
+    assert_eq!(rows.len(), exported.len(), "a series stands there twice");
 }

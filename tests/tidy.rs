@@ -408,3 +408,30 @@ fn every_rule_of_the_cluster_is_on_its_page_with_tests_that_exist() {
     }
     report("each rule of the cluster is on docs/rules.md, with what pins it", findings);
 }
+
+/// Where the links of a page lead, without those into the network.
+fn links(text: &str) -> Vec<&str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')').map(|(target, _)| target));
+    let files = targets.map(|target| target.split('#').next().unwrap_or_default());
+    files.filter(|target| !target.is_empty() && !target.contains("://")).collect()
+}
+
+#[test]
+fn every_page_can_be_reached_from_the_readme_and_every_link_leads_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let pages = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let pages: Vec<String> = pages.filter(|name| name.ends_with(".md")).map(|name| format!("docs/{name}")).collect();
+    assert!(pages.len() > 5, "found only {pages:?}: the search is broken");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let linked = links(&readme);
+    let missing = pages.iter().filter(|page| !linked.contains(&page.as_str()));
+    let mut findings: Vec<String> = missing.map(|page| format!("README.md has no link to {page}")).collect();
+    let fixed = ["README.md", "src/README.md", "shards/README.md", "bench/README.md", "kernel-tuning/README.md"];
+    for page in fixed.into_iter().chain(pages.iter().map(String::as_str)) {
+        let text = fs::read_to_string(root.join(page)).unwrap();
+        let folder = root.join(page).parent().unwrap().to_owned();
+        let broken = links(&text).into_iter().filter(|target| !folder.join(target).exists());
+        findings.extend(broken.map(|target| format!("{page}: {target} is not there")));
+    }
+    report("the README leads to every page, and no link into nothing", findings);
+}

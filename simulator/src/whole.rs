@@ -227,7 +227,7 @@ impl Whole {
         let others = (0..self.nodes).filter(|other| *other != node);
         let peers = others.map(|other| (name(other), control_address(other))).collect();
         let transport = self.network.transport(at);
-        let decided = plane::found_or_join(&*transport, &resolve(), &service, &join, &peers, async || {}).await;
+        let decided = plane::found_or_join(&*transport, &resolve(), &service, &join, &peers, async |_| {}).await;
         if decided == Start::Bootstrap {
             rt::sleep(plane::ROUND / 2).await;
         }

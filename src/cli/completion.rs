@@ -215,6 +215,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_command_has_its_exit_status_on_the_page_for_operators() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operating.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let (_, statuses) = page.split_once("\n## Exit status\n").unwrap();
+        for (path, _) in Tree::new().commands {
+            let command: Vec<&str> = path.split(' ').skip(1).collect();
+            let command = match command[..] {
+                [] | ["server"] => continue,
+                ["server", verb, ..] => format!("`server {verb}`"),
+                [first, ..] => format!("`{first}`"),
+            };
+            assert!(statuses.contains(&command), "{command} has no exit status in docs/operating.md");
+        }
+    }
+
     /// In a real bash: what is offered behind each of these.
     #[test]
     fn bash_offers_what_may_follow() {

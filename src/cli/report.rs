@@ -29,13 +29,14 @@ pub fn run(client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
         let mut owners: Vec<&str> = details.partition_stats.iter().map(|stats| stats.owner_node.as_str()).collect();
         owners.sort_unstable();
         owners.dedup();
+        let role = topic.role().to_owned();
         let mut row = vec![
             topic.name,
             topic.partitions.to_string(),
             held.to_string(),
             format_bytes(size),
             owners.join(","),
-            topic.role,
+            role,
         ];
         if !unknown.is_empty() {
             row.push(format!("[{} of {} partitions unavailable]", unknown.len(), topic.partitions));

@@ -53,7 +53,8 @@ macro_rules! with_node_flags {
             /// CPU of the control thread (runtime.control_cpu)
             #[argh(option)]
             control_cpu: Option<String>,
-            /// microseconds to poll before a shard sleeps (runtime.spin_us)
+            /// microseconds to poll before each sleep of a shard; default: only
+            /// while its drive works (runtime.spin_us)
             #[argh(option)]
             spin_us: Option<String>,
             /// shard i also listens on this port plus i (runtime.shard_ports)
@@ -269,7 +270,7 @@ mod tests {
         assert_eq!(config.cluster.node_id.as_deref(), Some("n"));
         assert_eq!((config.log.level, config.log.format), (config::LogLevel::Warn, config::LogFormat::Text));
         assert_eq!(config.runtime.cpus.unwrap().to_string(), "2-3");
-        assert_eq!((config.runtime.control_cpu, config.runtime.spin_us), (Some(1), 5));
+        assert_eq!((config.runtime.control_cpu, config.runtime.spin_us), (Some(1), Some(5)));
         assert_eq!((config.runtime.memory_bytes, config.runtime.shard_ports), (Some(2 << 30), Some(9001)));
         let config =
             config::load(&parse(&["--shards", "4", "--no-pin", "--port", "9"]).sources(Vec::new()).unwrap()).unwrap();
@@ -277,6 +278,26 @@ mod tests {
         assert!(matches!(parse(&["--addr", ":1", "--port", "2"]).sources(Vec::new()), Err(Failure::Usage(_))));
         let Err(Failure::Usage(text)) = parse(&["--port", "70000"]).sources(Vec::new()) else { panic!("accepted") };
         assert!(text.starts_with("--port \"70000\" is not a port: write 1 to 65535"), "{text}");
+    }
+
+    #[test]
+    fn every_flag_is_on_the_page_of_settings_and_every_flag_there_exists() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/configuration.md");
+        let page = std::fs::read_to_string(path).unwrap();
+        let flags: Vec<&str> = Serve::get_args_info().flags.iter().map(|flag| flag.long).collect();
+        for flag in flags.iter().filter(|flag| **flag != "--help") {
+            assert!(page.contains(&format!("`{flag}`")) || page.contains(&format!("`{flag} ")), "{flag} is missing");
+        }
+        for row in page.lines().filter(|line| line.starts_with("| `")) {
+            let key = row.split('`').nth(1).unwrap();
+            let column = row.split('|').nth(3).unwrap().trim().trim_matches('`');
+            assert!(column.is_empty() || flags.contains(&column), "{key}: there is no {column}");
+            let own = format!("--{}", key.split_once('.').map_or(key, |(_, name)| name).replace('_', "-"));
+            let own = if key.starts_with("log.") { format!("--{}", key.replace('.', "-")) } else { own };
+            // Of the peer plane there is only a flag for the port.
+            let has_flag = flags.contains(&own.as_str()) && key != "cluster.addr";
+            assert_eq!(column, if has_flag { own } else { String::new() }, "{key}");
+        }
     }
 
     #[test]

@@ -226,7 +226,8 @@ fn topic_ls_walks_all_pages_on_one_connection() {
         answer(
             "200 OK",
             &format!(
-                r#"{{"next_page_token":"{token}","topics":[{{"name":"{name}","partitions":3,"retention_ms":{retention},"role":"standalone"}}]}}"#
+                r#"{{"next_page_token":"{token}","topics":[{{"name":"{name}","partitions":3,"retention_ms":{retention},"role":"{}"}}]}}"#,
+                if name == "a" { "standalone" } else { "parent" }
             ),
         )
     };
@@ -235,7 +236,7 @@ fn topic_ls_walks_all_pages_on_one_connection() {
     done.result.unwrap();
     assert_eq!(
         done.out,
-        "NAME    PARTITIONS  RETENTION  ROLE\na       3           forever    standalone\nlonger  3           168h       standalone\n"
+        "NAME    PARTITIONS  RETENTION  ROLE\na       3           forever    -\nlonger  3           168h       parent\n"
     );
     assert_eq!(first_line(&done.seen[1]), "GET /v1/topics?page_token=a HTTP/1.1");
     assert_eq!(done.seen[1].connection, 1, "kept alive");
@@ -257,7 +258,10 @@ fn topic_rm_asks_first() {
     let forced =
         narad(&["topic", "rm", "-f", "a"], "", vec![answer("404 Not Found", r#"{"error":"topic not found"}"#)]);
     assert_eq!(forced.err, "");
-    assert_eq!(failure(forced), "topic not found (404)");
+    assert_eq!(
+        failure(forced),
+        "topic not found: \"a\" (404): `narad topic ls` lists what there is, and letter case counts"
+    );
 }
 
 #[test]
@@ -450,8 +454,8 @@ fn server_report_adds_up_what_is_known_and_names_what_is_not() {
     let done = narad(&["server", "report"], "", answers());
     done.result.unwrap();
     let expected = "TOPIC   PARTS  MESSAGES  SIZE    OWNERS  ROLE\n\
-                    a       2      5         8KiB    n1,n2   standalone\n\
-                    longer  2      10        1MiB    n1      standalone  [1 of 2 partitions unavailable]\n\
+                    a       2      5         8KiB    n1,n2   -\n\
+                    longer  2      10        1MiB    n1      -           [1 of 2 partitions unavailable]\n\
                     total   4      15        1.0MiB          2 topic(s)\n\
                     1 topic(s) partial: what is unavailable is in no number\n";
     assert_eq!(done.out, expected);

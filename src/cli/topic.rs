@@ -120,7 +120,7 @@ pub fn run(
         TopicCommand::Info(info) => {
             let response = client.call(&Request::new("GET", path(&info.name)))?;
             if response.status != 200 {
-                return Err(response.failure());
+                return Err(refusal(&response, &info.name));
             }
             print_topic(&response, out)
         }
@@ -141,7 +141,17 @@ pub(super) struct Described {
     #[serde(default)]
     retention_ms: Option<u64>,
     #[serde(default)]
-    pub role: String,
+    role: String,
+}
+
+impl Described {
+    /// The topic's place in a fan-out. `standalone` is none, and reads like a node that has no cluster.
+    pub fn role(&self) -> &str {
+        match self.role.as_str() {
+            "standalone" | "" => "-",
+            role => role,
+        }
+    }
 }
 
 /// A topic's partitions, as its description has them.
@@ -243,17 +253,21 @@ fn create(add: &Add, client: &mut Client, out: &mut dyn Write) -> Result<(), Fai
             ("max_acked_ahead_per_partition", given(add.max_acked_ahead.0)),
         ],
     );
-    send(client, "POST", "/v1/topics".to_owned(), &body, 201, out)
+    send(client, "POST", "/v1/topics".to_owned(), &add.name, &body, 201, out)
 }
 
 fn alter(edit: &Edit, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
     if edit.visibility.is_some() {
-        return Err(Failure::Usage("--visibility: the visibility timeout is fixed when a topic is created".to_owned()));
+        return Err(Failure::Usage(
+            "--visibility: the visibility timeout is fixed when a topic is created: leave it out, or make another topic"
+                .to_owned(),
+        ));
     }
-    let retention_ms = match edit.retention.as_deref() {
-        Some("0") => return Err(Failure::Usage("--retention: write \"forever\" to keep records for ever".to_owned())),
-        text => milliseconds("--retention", text, true)?,
-    };
+    let retention_ms = milliseconds("--retention", edit.retention.as_deref(), true)?;
+    if let (Some(text), None) = (&edit.retention, retention_ms) {
+        let why = format!("--retention {text:?}: write \"forever\" to keep records for ever, or 1h or more");
+        return Err(Failure::Usage(why));
+    }
     let mut body = json!({});
     set(
         &mut body,
@@ -269,7 +283,7 @@ fn alter(edit: &Edit, client: &mut Client, out: &mut dyn Write) -> Result<(), Fa
             "nothing to change: give --retention, --partitions, --max-in-flight or --max-acked-ahead".to_owned(),
         ));
     }
-    send(client, "PATCH", path(&edit.name), &body, 200, out)
+    send(client, "PATCH", path(&edit.name), &edit.name, &body, 200, out)
 }
 
 fn set<const N: usize>(body: &mut Value, fields: [(&str, Option<u64>); N]) {
@@ -280,11 +294,36 @@ fn set<const N: usize>(body: &mut Value, fields: [(&str, Option<u64>); N]) {
     }
 }
 
+/// What the server calls a field: the flag that gives it, and what would have been good.
+const FLAGS: [(&str, &str, &str); 5] = [
+    ("retention_ms", "--retention", "write forever, or 1h or more"),
+    ("visibility_timeout_ms", "--visibility", "write a time such as 30s"),
+    ("max_in_flight_per_partition", "--max-in-flight", "write a whole number; 0 is the server's default"),
+    ("max_acked_ahead_per_partition", "--max-acked-ahead", "write a whole number; 0 is the server's default"),
+    ("partitions", "--partitions", "`narad topic info` says how many a topic has; they can only grow"),
+];
+
+/// The server's refusal, in the words of the command line.
+fn refusal(response: &Response, name: &str) -> Failure {
+    let text = response.error_text();
+    match response.status {
+        404 if text == "topic not found" => Failure::Request(format!(
+            "topic not found: {name:?} (404): `narad topic ls` lists what there is, and letter case counts"
+        )),
+        400 => match FLAGS.iter().find(|(field, ..)| text.split([' ', ':']).next() == Some(*field)) {
+            Some((_, flag, remedy)) => Failure::Request(format!("{flag} is refused: {text} (400): {remedy}")),
+            None => response.failure(),
+        },
+        _ => response.failure(),
+    }
+}
+
 /// Sends a JSON body and prints the topic that comes back.
 fn send(
     client: &mut Client,
     method: &'static str,
     target: String,
+    name: &str,
     body: &Value,
     expected: u16,
     out: &mut dyn Write,
@@ -294,7 +333,7 @@ fn send(
         Request { content_type: Some("application/json"), body: body.as_bytes(), ..Request::new(method, target) };
     let response = client.call(&request)?;
     if response.status != expected {
-        return Err(response.failure());
+        return Err(refusal(&response, name));
     }
     print_topic(&response, out)
 }
@@ -350,7 +389,8 @@ fn row(topic: Described) -> Vec<String> {
         Some(ms) => format_duration(Duration::from_millis(ms)),
         None => String::new(),
     };
-    vec![topic.name, topic.partitions.to_string(), retention, topic.role]
+    let role = topic.role().to_owned();
+    vec![topic.name, topic.partitions.to_string(), retention, role]
 }
 
 fn remove(rm: &Rm, client: &mut Client, input: &mut dyn BufRead, err: &mut dyn Write) -> Result<(), Failure> {
@@ -366,13 +406,65 @@ fn remove(rm: &Rm, client: &mut Client, input: &mut dyn BufRead, err: &mut dyn W
     let response = client.call(&Request::new("DELETE", path(&rm.name)))?;
     match response.status {
         204 => Ok(()),
-        _ => Err(response.failure()),
+        _ => Err(refusal(&response, &rm.name)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::tests::{answer, failure, narad};
+
+    /// The server speaks of its fields; whoever typed a flag is told of the flag, and of what to write instead.
+    #[test]
+    fn a_refused_topic_is_told_by_flag_and_with_the_fix() {
+        let too_short = r#"{"error":"retention_ms must be 0 (forever) or at least 3600000"}"#;
+        let not_more = r#"{"error":"partitions must be more than the topic has, which is 3"}"#;
+        let cap = r#"{"error":"max_in_flight_per_partition must not be negative"}"#;
+        let none = r#"{"error":"topic not found"}"#;
+        for (args, status, body, said) in [
+            (
+                &["edit", "t", "--retention", "10m"][..],
+                "400 Bad Request",
+                too_short,
+                "--retention is refused: retention_ms must be 0 (forever) or at least 3600000 (400): write forever, or 1h or more",
+            ),
+            (
+                &["edit", "t", "--partitions", "3"],
+                "400 Bad Request",
+                not_more,
+                "--partitions is refused: partitions must be more than the topic has, which is 3 (400): `narad topic info` \
+                 says how many a topic has; they can only grow",
+            ),
+            (
+                &["add", "t", "--max-in-flight", "1"],
+                "400 Bad Request",
+                cap,
+                "--max-in-flight is refused: max_in_flight_per_partition must not be negative (400): write a whole number; 0 \
+                 is the server's default",
+            ),
+            (
+                &["edit", "t", "--partitions", "9"],
+                "404 Not Found",
+                none,
+                "topic not found: \"t\" (404): `narad topic ls` lists what there is, and letter case counts",
+            ),
+            (
+                &["rm", "t", "-f"],
+                "404 Not Found",
+                none,
+                "topic not found: \"t\" (404): `narad topic ls` lists what there is, and letter case counts",
+            ),
+        ] {
+            let args: Vec<&str> = ["topic"].iter().chain(args).copied().collect();
+            assert_eq!(failure(narad(&args, "", vec![answer(status, body)])), said);
+        }
+        for zero in ["0", "0s"] {
+            let refused = narad(&["topic", "edit", "t", "--retention", zero], "", vec![]).result;
+            let Err(Failure::Usage(text)) = refused else { panic!("{refused:?}") };
+            assert!(text.starts_with(&format!("--retention {zero:?}: write \"forever\"")), "{text}");
+        }
+    }
 
     #[test]
     fn reading_goes_on_behind_what_is_gone() {

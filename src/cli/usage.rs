@@ -1,7 +1,7 @@
 //! What the parser says of a wrong command line, made into a sentence that also says what to do.
 
 /// Words that lead to a command's own `--help`.
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 23] = [
     "serve",
     "server",
     "start",
@@ -10,6 +10,9 @@ const COMMANDS: [&str; 20] = [
     "cpus",
     "top",
     "topic",
+    "cluster",
+    "members",
+    "forget",
     "add",
     "ls",
     "info",
@@ -73,6 +76,11 @@ mod tests {
                 "Unrecognized argument: topp",
                 &["-s", "h:1", "topp"],
                 "narad does not know what to do with \"topp\": `narad --help` lists what there is",
+            ),
+            (
+                "Unrecognized argument: --x",
+                &["cluster", "members", "--x"],
+                "narad cluster members has no flag --x: `narad cluster members --help` lists what there is",
             ),
             (
                 "Unrecognized argument: x",

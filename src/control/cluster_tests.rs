@@ -21,6 +21,8 @@ use super::consensus::{self, configuration};
 use super::plane::{found_or_join, Door, Identity, NeverConfigured, Part, Plane, ROUND};
 use super::tests::Directory;
 use super::*;
+use crate::config::{LogFormat, LogLevel};
+use crate::telemetry::logged;
 
 pub(super) fn address(node: &str) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 7000 + u16::from(node.as_bytes()[0])))
@@ -32,6 +34,7 @@ pub(super) fn voter(node: &str) -> configuration::Server {
 
 pub(super) struct Node {
     pub(super) consensus: Rc<consensus::Consensus>,
+    pub(super) membership: Rc<Membership>,
     controller: Rc<Controller>,
     pub(super) applier: Rc<Applier>,
     control: Control,
@@ -185,11 +188,11 @@ pub(super) fn start_at(
     });
     let control = Control::over(Rc::new(consensus.clone()), applier.clone())
         .with_controller(controller.clone())
-        .with_membership(membership)
+        .with_membership(membership.clone())
         .named(node, "127.0.0.1:7942".to_owned())
         .with_status(own_status);
     net.doors.borrow_mut().insert(at, door);
-    Rc::new(Node { consensus, controller, applier, control, shards, files })
+    Rc::new(Node { consensus, membership, controller, applier, control, shards, files })
 }
 
 async fn try_create(node: &Node, name: &str, partitions: u32) -> MetaReply {
@@ -460,9 +463,10 @@ fn k62_http_api_21_1_members_say_how_they_are_and_one_that_is_cut_off_says_why_n
     });
 }
 
-/// As a process does it: asks around first.
-async fn start_first(net: Rc<Net>, node: &'static str) -> Rc<Node> {
-    let initial = ["a", "b", "c"];
+const INITIAL: [&str; 3] = ["a", "b", "c"];
+
+async fn ask_first(net: &Rc<Net>, node: &'static str, between: impl AsyncFn(String)) -> Start {
+    let initial = INITIAL;
     let service = NeverConfigured::new(node, &initial.map(str::to_owned));
     net.doors.borrow_mut().insert(address(node), service.clone());
     let join = Join {
@@ -475,19 +479,25 @@ async fn start_first(net: Rc<Net>, node: &'static str) -> Rc<Node> {
         initial_members: initial.map(str::to_owned).into(),
     };
     let others = initial.into_iter().filter(|other| *other != node);
-    let peers = others.clone().map(|other| (other.to_owned(), address(other).to_string())).collect();
+    let peers = others.map(|other| (other.to_owned(), address(other).to_string())).collect();
     let link = Link { net: net.clone(), from: address(node) };
     let resolve: Resolve = Rc::new(|text| {
         let found = text.parse().ok();
         Box::pin(async move { found })
     });
-    let mode = match found_or_join(&link, &resolve, &service, &join, &peers, async || {}).await {
+    found_or_join(&link, &resolve, &service, &join, &peers, between).await
+}
+
+/// As a process does it: asks around first.
+async fn start_first(net: Rc<Net>, node: &'static str) -> Rc<Node> {
+    let mode = match ask_first(&net, node, async |_| {}).await {
         Start::Bootstrap => {
             rt::sleep(ROUND / 2).await;
-            Mode::Bootstrap { me: node.to_owned(), voters: initial.map(voter).into() }
+            Mode::Bootstrap { me: node.to_owned(), voters: INITIAL.map(voter).into() }
         }
         _ => Mode::Join,
     };
+    let others = INITIAL.into_iter().filter(|other| *other != node);
     start(&net, node, mode, &others.collect::<Vec<_>>())
 }
 
@@ -517,4 +527,23 @@ fn k29_initial_members_found_one_cluster_however_far_apart_they_start() {
             assert!(nodes.iter().all(|node| node.consensus.is_latched()));
         });
     }
+}
+
+#[test]
+fn k29_a_first_start_says_at_once_and_every_ten_seconds_for_whom_it_waits() {
+    let told: Rc<RefCell<Vec<String>>> = Rc::default();
+    let heard = told.clone();
+    let lines = logged(LogLevel::Info, LogFormat::Text, || {
+        sim::run(31, async move {
+            let net: Rc<Net> = Rc::default();
+            let asked = ask_first(&net, "a", async |why| heard.borrow_mut().push(why));
+            assert!(rt::timeout(Duration::from_secs(25), Box::pin(asked)).await.is_err(), "alone it founds nothing");
+        });
+    });
+    let said: Vec<&String> = lines.iter().filter(|line| line.contains("first start: 2 of the 3")).collect();
+    assert_eq!(said.len(), 3, "{lines:?}");
+    assert!(said[0].contains("INFO") && said[1].contains("WARN"), "{said:?}");
+    let told = told.borrow();
+    assert!(told.len() >= 20, "a probe is told after each round: {}", told.len());
+    assert!(told.iter().all(|why| why.contains("no answer from b (") && why.contains("c (")), "{told:?}");
 }

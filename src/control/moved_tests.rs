@@ -203,3 +203,20 @@ fn a_server_is_looked_for_where_it_was_heard_then_where_the_list_the_record_and_
     assert_eq!(asked(unheard, &nobody, &State::default(), &[]).as_deref(), Some("recorded:1"));
     assert_eq!(asked(known, &listed, &state, &["heard:1", "listed:1"]).as_deref(), Some("b:7943"));
 }
+
+#[test]
+fn e36_a_node_on_an_empty_disk_says_what_the_leader_answers_until_it_is_let_in() {
+    sim::run(33, async {
+        let net: Rc<Net> = Rc::default();
+        let nodes = three(&net).await;
+        let name = NAMES[(leader(&nodes) + 1) % 3];
+        let newcomer = start_at(&net, name, moved(name), empty(name), Mode::Join, &others(name, address));
+        seconds(5).await;
+        let said = newcomer.membership.outside().expect("it is not let in");
+        assert!(said.contains("id_in_use") && said.contains("let in 30 s after"), "{said}");
+        net.lost.borrow_mut().push(address(name));
+        seconds(60).await;
+        assert_eq!(newcomer.membership.outside(), None);
+        assert!(newcomer.consensus.is_latched());
+    });
+}

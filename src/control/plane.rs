@@ -30,8 +30,8 @@ const DIAL_AGAIN: Duration = Duration::from_secs(1);
 
 /// Between two rounds of asking whether there is a cluster already.
 pub const ROUND: Duration = Duration::from_secs(1);
-/// Rounds after which the same trouble is said again.
-const SAY_AGAIN: usize = 10;
+/// The same trouble is said again after that time.
+const SAY_AGAIN: Duration = Duration::from_secs(10);
 /// Whoever asks as well is taken into account for so long: it asks every round, and gives each peer 2 s to answer.
 const ASKER_COUNTS: Duration = Duration::from_secs(5);
 
@@ -216,18 +216,19 @@ impl Service for NeverConfigured {
 
 /// Asks the configured peers (id to `host:port`) round after round, until it is clear whether this node, which has never
 /// been in a cluster, founds one with the other initial members or waits to be let into theirs (K28, K29). `service`
-/// answers those who ask the same; `between` runs after each round that decided nothing.
+/// answers those who ask the same; `between` runs after each round that decided nothing, and is told what for.
 pub async fn found_or_join(
     transport: &dyn Transport,
     resolve: &Resolve,
     service: &NeverConfigured,
     join: &Join,
     peers: &BTreeMap<String, String>,
-    between: impl AsyncFn(),
+    between: impl AsyncFn(String),
 ) -> Start {
     let initial = &service.initial;
     let mut rounds = 0;
-    let mut said: BTreeMap<String, usize> = BTreeMap::new();
+    let mut said: BTreeMap<String, Instant> = BTreeMap::new();
+    let mut said_waiting = None;
     loop {
         let answers = probe(transport, resolve, join, peers).await;
         rounds += 1;
@@ -239,23 +240,30 @@ pub async fn found_or_join(
             }
             statuses.insert(node.clone(), answer.as_ref().ok().map(|answer| answer.status));
         }
-        match start(&join.node, initial, &statuses, &lists, rounds) {
-            Start::AskAgain => {
-                for unequal in unequal(initial, &lists) {
-                    let last = said.get(&unequal.node).copied();
-                    if last.is_none_or(|last| rounds - last >= SAY_AGAIN) {
-                        said.insert(unequal.node.clone(), rounds);
-                        say_unequal(&unequal);
-                    }
-                }
-                if rounds % SAY_AGAIN == 0 {
-                    say_silent(&answers);
-                }
+        let decided = start(&join.node, initial, &statuses, &lists, rounds);
+        if decided != Start::AskAgain {
+            return decided;
+        }
+        let (unequal, now) = (unequal(initial, &lists), rt::now());
+        let again = |last: Instant| now.saturating_since(last) >= SAY_AGAIN;
+        for unequal in &unequal {
+            if said.get(&unequal.node).is_none_or(|last| again(*last)) {
+                said.insert(unequal.node.clone(), now);
+                say_unequal(unequal);
             }
-            decided => return decided,
+        }
+        let waiting = waits_for(&join.node, initial, &answers, &unequal);
+        match said_waiting {
+            // At once: whoever starts the first of several nodes looks at its log and must not take it for stuck.
+            None => tracing::info!("{waiting}"),
+            Some(last) if again(last) => tracing::warn!("{waiting}"),
+            Some(_) => {}
+        }
+        if said_waiting.is_none_or(again) {
+            said_waiting = Some(now);
         }
         // The others may be started by hand, one after the other.
-        between().await;
+        between(waiting).await;
         rt::sleep(ROUND).await;
     }
 }
@@ -271,13 +279,33 @@ fn say_unequal(unequal: &Unequal) {
     );
 }
 
-fn say_silent(answers: &BTreeMap<String, Result<Answer, String>>) {
-    let why = |(id, answer): (&String, &Result<Answer, String>)| Some(format!("{id}: {}", answer.as_ref().err()?));
-    let silent: Vec<String> = answers.iter().filter_map(why).collect();
-    tracing::warn!(
-        silent = silent.join("; "),
-        "a majority of the initial members must be up to found the cluster; still asking"
+/// What a first start waits for, and for whom.
+fn waits_for(
+    me: &str,
+    initial: &[String],
+    answers: &BTreeMap<String, Result<Answer, String>>,
+    unequal: &[Unequal],
+) -> String {
+    let of = initial.len();
+    let mut text = format!(
+        "first start: {} of the {of} initial members ({}) must be up and agree to found the cluster",
+        of / 2 + 1,
+        initial.join(", ")
     );
+    let silent = initial.iter().filter(|member| *member != me).filter_map(|member| match answers.get(member) {
+        Some(Ok(_)) => None,
+        Some(Err(why)) => Some(format!("{member} ({why})")),
+        None => Some(format!("{member} (cluster.peers has no address of it)")),
+    });
+    let silent: Vec<String> = silent.collect();
+    if !silent.is_empty() {
+        text.push_str(&format!("; no answer from {}", silent.join(", ")));
+    }
+    if !unequal.is_empty() {
+        let nodes: Vec<&str> = unequal.iter().map(|one| one.node.as_str()).collect();
+        text.push_str(&format!("; other initial members than here are configured at {}", nodes.join(", ")));
+    }
+    text + "; still asking"
 }
 
 /// Keeps a connection to every member, and the shards informed of who they are.

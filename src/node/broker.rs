@@ -233,7 +233,8 @@ impl Broker for ShardBroker {
     }
 }
 
-/// What the metrics listener serves: it has no shard, so that load on the shards cannot fail a probe (lesson N51).
+/// What the metrics listener serves, and every listener of a node that waits to found its cluster: it has no shard, so
+/// that load on the shards cannot fail a probe (lesson N51).
 pub struct ProbeBroker {
     pub state: Arc<NodeState>,
     pub carrier: Rc<OnceCell<Rc<dyn Carrier>>>,
@@ -280,6 +281,10 @@ impl Broker for ProbeBroker {
 
     async fn change(&self, _command: MetaCommand) -> MetaReply {
         MetaReply::NotFound
+    }
+
+    fn serves(&self) -> bool {
+        false
     }
 
     fn health(&self) -> Health {

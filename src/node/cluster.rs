@@ -24,7 +24,7 @@ use crate::control::consensus::disk::Stored;
 use crate::control::consensus::files::Files;
 use crate::control::consensus::{self, Consensus};
 use crate::control::plane::{Book, Door, Identity, Part, Plane};
-use crate::control::{self, Applier, Control, Install, Metastore, Resolve, Store};
+use crate::control::{self, Applier, Control, Install, Membership, Metastore, Resolve, Store};
 use crate::peer::PeerEndpoint;
 
 /// How often is looked whether this node is ready.
@@ -74,11 +74,11 @@ pub fn start(
             .named(&common.node_id, client_address.clone())
             .with_status(own_status.clone())
     };
-    let (consensus, endpoints, control) = match &common.peer_plane {
+    let (consensus, endpoints, control, member) = match &common.peer_plane {
         None => {
             let consensus = begin(settings, stored, Rc::new(Nobody))?;
             let control = over(&consensus);
-            (consensus, Vec::new(), control)
+            (consensus, Vec::new(), control, None)
         }
         Some(plane) => {
             let me = Identity {
@@ -124,11 +124,11 @@ pub fn start(
             let book = Book::new(&door, consensus.clone(), transport, links.clone());
             let state = common.state.clone();
             rt::spawn(Queue::Foreground, book.run(move |id| state.cluster_id.store(id, Relaxed)));
-            let control = over(&consensus).with_controller(controller).with_membership(membership);
-            (consensus, vec![endpoint, bulk], control)
+            let control = over(&consensus).with_controller(controller).with_membership(membership.clone());
+            (consensus, vec![endpoint, bulk], control, Some(membership))
         }
     };
-    rt::spawn(Queue::Foreground, watch_readiness(common.clone(), consensus.clone()));
+    rt::spawn(Queue::Foreground, watch_readiness(common.clone(), consensus.clone(), member));
     Ok((control, Cluster { consensus, endpoints }))
 }
 
@@ -258,8 +258,9 @@ impl Transport for Nobody {
 }
 
 /// Tells probes and clients where this node stands (K34, E51).
-async fn watch_readiness(common: Arc<Common>, consensus: Rc<Consensus>) {
-    let alone = common.peer_plane.is_none();
+async fn watch_readiness(common: Arc<Common>, consensus: Rc<Consensus>, member: Option<Rc<Membership>>) {
+    let alone = member.is_none();
+    let gate = |consensus: &Consensus| gate(consensus, member.as_deref());
     let mut latch = std::pin::pin!(consensus.latch());
     loop {
         // Who waits for a leader is told so.
@@ -283,19 +284,23 @@ async fn watch_readiness(common: Arc<Common>, consensus: Rc<Consensus>) {
     }
 }
 
-fn gate(consensus: &Consensus) -> Option<String> {
+fn gate(consensus: &Consensus, member: Option<&Membership>) -> Option<String> {
     if consensus.leads() {
         return None;
     }
     let contact = consensus.last_contact().map(|at| rt::now() - at);
-    unready(consensus.leader().is_some(), contact)
+    unready(consensus.leader().is_some(), contact, member.and_then(Membership::outside))
 }
 
-/// Why a node that does not lead is not ready (operations 7). `contact`: how long ago a leader was heard.
-fn unready(knows_leader: bool, contact: Option<Duration>) -> Option<String> {
+/// Why a node that does not lead is not ready (operations 7). `contact`: how long ago a leader was heard. `outside`: what
+/// came of asking to be let in.
+fn unready(knows_leader: bool, contact: Option<Duration>, outside: Option<String>) -> Option<String> {
     let said = |what: String| Some(format!("metastore: node is not ready: {what}"));
     match (knows_leader, contact) {
-        (false, _) => said("no raft leader known".to_owned()),
+        (false, _) => said(match outside {
+            Some(why) => format!("no raft leader known; {why}"),
+            None => "no raft leader known".to_owned(),
+        }),
         (true, None) => said("no contact with the raft leader yet".to_owned()),
         (true, Some(ago)) if ago > consensus::CONTACT_FRESH => {
             said(format!("last raft leader contact {} ago", crate::config::format_duration(ago)))
@@ -312,13 +317,18 @@ mod tests {
 
     #[test]
     fn operations_7_the_first_gate_that_fails_is_named() {
-        let said = |knows_leader, contact: Option<u64>| unready(knows_leader, contact.map(Duration::from_secs));
+        let said = |knows_leader, contact: Option<u64>| unready(knows_leader, contact.map(Duration::from_secs), None);
         let named = |what: &str| Some(format!("metastore: node is not ready: {what}"));
         assert_eq!(said(false, None), named("no raft leader known"));
         assert_eq!(said(false, Some(1)), named("no raft leader known"));
         assert_eq!(said(true, None), named("no contact with the raft leader yet"));
         assert_eq!(said(true, Some(6)), named("last raft leader contact 6s ago"));
         assert_eq!(said(true, Some(5)), None);
+        // A node on an empty disk waits for its place: it says what the leader says.
+        let outside = || Some("b:7943 does not let this node in (id_in_use): in 30 s".to_owned());
+        let text = "no raft leader known; b:7943 does not let this node in (id_in_use): in 30 s";
+        assert_eq!(unready(false, None, outside()), named(text));
+        assert_eq!(unready(true, Some(Duration::ZERO), outside()), None);
     }
 
     #[test]

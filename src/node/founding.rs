@@ -1,20 +1,37 @@
 //! Whether a first start founds a cluster or waits to be let into one (K28, K29). Asked before anything is opened, by an
-//! endpoint of its own that also answers those who ask the same.
+//! endpoint of its own that also answers those who ask the same. Meanwhile `/readyz` says what is waited for.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use narad_shards::rt;
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 
+use super::broker::{NodeState, ProbeBroker};
+use super::serving::Serving;
 use super::{notify, PeerPlane, Refusal};
 use crate::config::Config;
 use crate::control::consensus::configuration::Server;
 use crate::control::consensus::restart::Mode;
 use crate::control::{self, plane, Join, Start};
+use crate::http::{HttpContext, HttpMetrics, HttpSettings, NodeLimits, Surface, TopicDefaults};
 use crate::peer::{PeerEndpoint, PeerSettings, TlsFiles};
+
+/// Connections of those who ask whether the node is ready while it waits.
+const CONNECTIONS_MAX: u32 = 256;
+/// How long their answers may take once it goes on.
+const PROBES_END: Duration = Duration::from_millis(100);
+
+/// Where clients and probes ask.
+#[derive(Clone, Copy)]
+pub struct Doors {
+    pub http: SocketAddr,
+    pub metrics: Option<SocketAddr>,
+}
 
 /// How the consensus directory is opened. `has_consensus`: it has been in a cluster, or alone, before.
 pub fn mode(
@@ -22,6 +39,7 @@ pub fn mode(
     node_id: &str,
     plane: Option<&PeerPlane>,
     has_consensus: bool,
+    doors: Doors,
     say: &mut dyn FnMut(String),
 ) -> Result<Mode, Refusal> {
     let cluster = &config.cluster;
@@ -45,9 +63,9 @@ pub fn mode(
     if voters.len() == 1 {
         return Ok(found);
     }
-    say("first start: asking the other initial members whether there is a cluster already".to_owned());
     let initial: Vec<String> = voters.iter().map(|voter| voter.name.clone()).collect();
-    match ask_around(config, node_id, plane, initial)? {
+    say(asking(node_id, &voters));
+    match ask_around(config, node_id, plane, doors, initial)? {
         Start::Bootstrap => Ok(found),
         _ => Ok(Mode::Join),
     }
@@ -82,7 +100,24 @@ pub async fn look_up(address: &str) -> Result<SocketAddr, String> {
     found.map_err(|error| error.to_string())?.ok_or_else(|| "the name has no address".to_owned())
 }
 
-fn ask_around(config: &Config, node_id: &str, plane: &PeerPlane, initial: Vec<String>) -> Result<Start, Refusal> {
+fn asking(me: &str, voters: &[Server]) -> String {
+    let others = voters.iter().filter(|voter| voter.name != me);
+    let others: Vec<String> = others.map(|voter| format!("{} at {}", voter.name, voter.address)).collect();
+    format!(
+        "first start: asking the other initial members whether there is a cluster already: {}; to found one, {} of {} must be up",
+        others.join(", "),
+        voters.len() / 2 + 1,
+        voters.len()
+    )
+}
+
+fn ask_around(
+    config: &Config,
+    node_id: &str,
+    plane: &PeerPlane,
+    doors: Doors,
+    initial: Vec<String>,
+) -> Result<Start, Refusal> {
     let (settings, bind) = (config.clone(), plane.control_addr);
     let join = Join {
         node: node_id.to_owned(),
@@ -94,7 +129,7 @@ fn ask_around(config: &Config, node_id: &str, plane: &PeerPlane, initial: Vec<St
         initial_members: initial.clone(),
     };
     let thread = std::thread::Builder::new().name("narad-founding".to_owned()).spawn(move || {
-        run_shard_thread(Options::new("founding"), move |handle| ask(handle, settings, bind, join, initial))
+        run_shard_thread(Options::new("founding"), move |handle| ask(handle, settings, bind, doors, join, initial))
     });
     let failed = |error: String| Refusal::new(format!("the peers cannot be asked: {error}"), "see the log");
     let ended = thread.map_err(|error| failed(error.to_string()))?.join();
@@ -109,9 +144,14 @@ async fn ask(
     handle: RingHandle,
     config: Config,
     bind: SocketAddr,
+    doors: Doors,
     join: Join,
     initial: Vec<String>,
 ) -> Result<Start, String> {
+    let state = Arc::new(NodeState::default());
+    let not_ready = |why: &str| state.set_cluster_gate(Some(format!("metastore: node is not ready: {why}")));
+    not_ready("first start: asking the other initial members whether there is a cluster already");
+    let waiting = answer_probes(&handle, doors, &state, &join.node)?;
     let service = plane::NeverConfigured::new(&join.node, &initial);
     let endpoint = PeerEndpoint::start(&handle, bind, service.clone(), peer_settings(&config, &join.node, 0))
         .map_err(|error| error.to_string())?;
@@ -121,7 +161,8 @@ async fn ask(
         let address = address.to_owned();
         Box::pin(async move { look_up(&address).await.ok() })
     });
-    let still_starting = async || {
+    let still_starting = async |why: String| {
+        not_ready(&why);
         rt::blocking(|| notify::tell(notify::STILL_STARTING)).await;
     };
     let decided = plane::found_or_join(&*endpoint, &resolve, &service, &join, &peers, still_starting).await;
@@ -130,5 +171,47 @@ async fn ask(
         rt::sleep(plane::ROUND / 2).await;
     }
     endpoint.stop().await;
+    for listeners in waiting {
+        listeners.stop(PROBES_END).await;
+    }
     Ok(decided)
+}
+
+/// Whoever asks whether the node is ready is told what it waits for; everything else is answered `503`.
+fn answer_probes(
+    handle: &RingHandle,
+    doors: Doors,
+    state: &Arc<NodeState>,
+    node: &str,
+) -> Result<Vec<Rc<Serving<ProbeBroker>>>, String> {
+    let limits = Arc::new(NodeLimits::new(CONNECTIONS_MAX, 0));
+    let api = (doors.http, Surface::Api { metrics: doors.metrics.is_none() });
+    let probes = doors.metrics.map(|address| (address, Surface::Probes));
+    let serve = |(address, surface): (SocketAddr, Surface)| {
+        let metrics = Arc::new(HttpMetrics::default());
+        let context = HttpContext::new(
+            ProbeBroker { state: state.clone(), carrier: Rc::new(OnceCell::new()) },
+            HttpSettings { surface, ..HttpSettings::default() },
+            TopicDefaults::default(),
+            node.to_owned(),
+            limits.clone(),
+            metrics.clone(),
+            Arc::new([metrics]),
+        );
+        let listener = handle.listen(address).map_err(|error| format!("{address}: {error}"))?;
+        Ok(Serving::start(vec![listener], Rc::new(context)))
+    };
+    std::iter::once(api).chain(probes).map(serve).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_start_says_whom_it_asks_and_how_many_it_needs() {
+        let voter = |name: &str| Server { name: name.to_owned(), address: format!("{name}:7943"), voter: true };
+        let said = asking("n1", &[voter("n1"), voter("n2"), voter("n3")]);
+        assert!(said.contains("n2 at n2:7943, n3 at n3:7943; to found one, 2 of 3 must be up"), "{said}");
+    }
 }

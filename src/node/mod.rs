@@ -208,7 +208,8 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
     data.create_inside()?;
     let (node_id, empty_directory) = (plan.node_id().to_owned(), plan.first_start());
     let has_consensus = consensus::files::exists(&data.metastore());
-    let mode = founding::mode(&config, &node_id, peer_plane.as_ref(), has_consensus, say)?;
+    let doors = founding::Doors { http: http_addr, metrics: metrics_addr };
+    let mode = founding::mode(&config, &node_id, peer_plane.as_ref(), has_consensus, doors, say)?;
     let drawn = data_dir::random_id().map_err(|error| Refusal::new(format!("/dev/urandom: {error}"), "mount /dev"))?;
     let consensus::files::Opened { store, state, stored, files: consensus_files } =
         consensus::files::open(&data.metastore(), &mode, config.restored, drawn)
@@ -269,7 +270,7 @@ impl Prepared {
                 [only] => only.port().to_string(),
                 [] => "none".to_owned(),
             },
-            spin_us = self.cpus.spin_us,
+            spin = self.cpus.spin_words(),
             memory = %format_bytes(self.memory.total_bytes),
             memory_per_shard = %format_bytes(self.memory.per_shard_bytes),
             memory_limit = %format_bytes(self.memory.limit_bytes),

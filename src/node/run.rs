@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use narad_shards::rt::ring::Options;
 use narad_shards::shard::NodeRoom;
@@ -21,6 +21,7 @@ use super::figures::NodeFigures;
 use super::notify;
 use super::peer_plane::PeerPlane;
 use super::shard_thread::{self, ShardPlan};
+use super::stopping::{Heard, StopSignals};
 use super::{data_dir, Prepared};
 use crate::config::Config;
 use crate::http::{HttpMetrics, HttpSettings, NodeLimits, Surface, TopicDefaults};
@@ -176,7 +177,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         let mut options = Options::new(&format!("shard {id}"));
         options.cpu = cpu.map(|cpu| cpu as usize);
         options.helper_cpus = helper_cpus.clone();
-        options.spin = Duration::from_micros(cpus.spin_us);
+        options.spin = cpus.spin;
         options.sizes.memlock_budget_bytes = memory.registered_per_shard_bytes(prepared.limits.locked_memory_bytes);
         let held: OwnedFd =
             lock.duplicate().map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;
@@ -213,7 +214,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
     let handle = signals.handle();
     let state = common.state.clone();
     let on_signal = std::thread::Builder::new().name("narad-signals".to_owned()).spawn(move || {
-        let mut seen = 0;
+        let mut seen = StopSignals::default();
         for signal in signals.forever() {
             if signal == SIGHUP {
                 match state.certificates.read_again() {
@@ -222,11 +223,14 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
                 }
                 continue;
             }
-            seen += 1;
-            if seen > 1 {
-                // The operator does not want to wait: everything answered 202 is on disk already.
-                tracing::warn!(signal, "a second signal: ending at once; acks of the last moments may come undone");
-                std::process::exit(128 + signal);
+            match seen.hear(signal, Instant::now()) {
+                Heard::Stop => {}
+                Heard::Again => continue,
+                Heard::AtOnce => {
+                    // The operator does not want to wait: everything answered 202 is on disk already.
+                    tracing::warn!(signal, "a second signal: ending at once; acks of the last moments may come undone");
+                    std::process::exit(128 + signal);
+                }
             }
             notify::tell(notify::STOPPING);
             tracing::info!(signal, "stopping: requests in flight are finished first; a second signal ends at once");

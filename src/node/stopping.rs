@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use narad_shards::io::system;
 use narad_shards::meta::{Address, ShardId};
@@ -19,6 +19,39 @@ const NOTICE: f64 = 0.75;
 const ROOM_BYTES: u64 = 64 << 20;
 /// How often is looked whether balancers have seen that the node is not ready.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// `timeout(1)` and some shells send one signal to the process and to its group: the same one twice, at once.
+const ONE_SIGNAL: Duration = Duration::from_secs(1);
+
+/// What to make of one more signal to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// The first.
+    Stop,
+    /// The first one once more.
+    Again,
+    /// Somebody does not want to wait.
+    AtOnce,
+}
+
+/// The signals to stop that a process has got. Pure.
+#[derive(Debug, Default)]
+pub struct StopSignals {
+    first: Option<(i32, Instant)>,
+}
+
+impl StopSignals {
+    pub fn hear(&mut self, signal: i32, now: Instant) -> Heard {
+        match self.first {
+            None => {
+                self.first = Some((signal, now));
+                Heard::Stop
+            }
+            Some((first, at)) if first == signal && now.saturating_duration_since(at) < ONE_SIGNAL => Heard::Again,
+            Some(_) => Heard::AtOnce,
+        }
+    }
+}
 
 /// Stops all shards. `hand_over` gives the leadership away, if this node has it. `cause` is why the node stops unasked,
 /// because it can no longer store metadata (K17): then the same is done as far as the disk still allows, and what it was
@@ -96,6 +129,19 @@ mod tests {
     use narad_shards::rt::sim;
 
     use super::*;
+
+    #[test]
+    fn the_same_signal_within_a_second_is_one_and_any_other_ends_at_once() {
+        let began = Instant::now();
+        let after = |ms| began + Duration::from_millis(ms);
+        let (int, term) = (2, 15);
+        let mut signals = StopSignals::default();
+        let heard = [(term, 0), (term, 0), (term, 999), (term, 1000), (term, 1001)];
+        let heard = heard.map(|(signal, ms)| signals.hear(signal, after(ms)));
+        assert_eq!(heard, [Heard::Stop, Heard::Again, Heard::Again, Heard::AtOnce, Heard::AtOnce]);
+        let mut signals = StopSignals::default();
+        assert_eq!([int, term].map(|signal| signals.hear(signal, began)), [Heard::Stop, Heard::AtOnce]);
+    }
 
     /// Notes what is asked of which shard, and how ready the node was then.
     struct Shards {

@@ -39,7 +39,7 @@ fn topics_from_making_to_removing() {
     run(&["topic", "add", "x", "--no-such-flag"], b"", 2);
     let listed = text(&run(&["topic", "ls"], b"", 0).stdout);
     let lines: Vec<Vec<&str>> = listed.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines, [vec!["NAME", "PARTITIONS", "RETENTION", "ROLE"], vec!["orders", "5", "forever", "standalone"]]);
+    assert_eq!(lines, [vec!["NAME", "PARTITIONS", "RETENTION", "ROLE"], vec!["orders", "5", "forever", "-"]]);
     let json: serde_json::Value = serde_json::from_slice(&run(&["topics", "ls", "--json"], b"", 0).stdout).unwrap();
     assert_eq!(json[0]["name"], "orders");
     let info: serde_json::Value = serde_json::from_slice(&run(&["topic", "info", "orders"], b"", 0).stdout).unwrap();

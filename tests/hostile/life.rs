@@ -243,11 +243,17 @@ fn a_stop_is_no_longer_ready_and_a_second_signal_exits_at_once() {
         slow.send("POST /v1/topics/t/produce HTTP/1.1\r\nHost: a\r\nX-Narad-Client: a\r\nContent-Length: 5\r\n\r\nhal")
             .unwrap();
         std::thread::sleep(Duration::from_millis(100));
+        // Twice, as `timeout` does: to the process, and to its group.
+        node.broker.signal(15).unwrap();
         node.broker.signal(15).unwrap();
         eventually("the stop is under way", || node.broker.log_text().contains("stopping: requests in flight"));
         eventually("whoever asks where the metrics are is sent elsewhere", || {
             (ask("/healthz"), ask("/readyz")) == (503, 503)
         });
+        if second == 15 {
+            std::thread::sleep(Duration::from_millis(1100));
+        }
+        assert!(!node.broker.log_text().contains("a second signal: ending"), "{}", node.broker.log_text());
         let told = Instant::now();
         node.broker.signal(second).unwrap();
         let status = node.broker.wait_exit(PATIENCE).unwrap();

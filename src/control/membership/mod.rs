@@ -77,6 +77,8 @@ pub struct Membership {
     success_ms: Cell<u64>,
     /// Why this node has not got its vote, as the leader said last.
     deferred: RefCell<String>,
+    /// What came of asking to be let in, as long as nothing good has.
+    outside: RefCell<Option<String>>,
     /// The heartbeat of each member that was seen last.
     stamps: RefCell<BTreeMap<Arc<str>, u64>>,
 }
@@ -103,6 +105,7 @@ impl Membership {
             failing: Cell::new(None),
             success_ms: Cell::new(0),
             deferred: RefCell::default(),
+            outside: RefCell::default(),
             stamps: RefCell::default(),
         })
     }
@@ -200,6 +203,7 @@ impl Membership {
             self.note_heartbeats(view.leader.is_some());
             if view.leader.is_some() {
                 (last_leader, warned) = (now, false);
+                self.outside.take();
             }
             let learner = view.server(view.raft_id).is_some_and(|server| !server.voter);
             let leaderless = view.leader.is_none() && now.saturating_since(last_leader) >= LEADERLESS;
@@ -269,22 +273,41 @@ impl Membership {
     async fn sweep(&self, raft_id: u64) {
         let join = self.join(raft_id, false);
         let targets = self.targets.borrow().sweep();
+        let mut nothing = Vec::new();
         for target in targets {
             let mut attempt = Attempt::at(&target);
             let mut address = target;
-            while let Some(answer) = self.ask(&address, &join).await {
+            loop {
+                let answer = match self.ask(&address, &join).await {
+                    Ok(answer) => answer,
+                    Err(why) => {
+                        nothing.push(format!("{address}: {why}"));
+                        break;
+                    }
+                };
+                let reason = answer.reason.clone();
                 let next = attempt.follow(&mut self.targets.borrow_mut(), answer);
                 match next {
                     Next::Ask(hint) => address = hint,
                     Next::Accepted(answer) => return self.say_accepted(&answer),
                     Next::Refused(answer) => return self.say_refused(&address, &answer),
-                    Next::Elsewhere => break,
+                    Next::Elsewhere => {
+                        nothing.push(format!("{address}: {reason}"));
+                        break;
+                    }
                 }
             }
         }
+        self.outside.replace(Some(format!("no leader was found to let this node in ({})", nothing.join("; "))));
+    }
+
+    /// Why this node is not in the cluster yet, as far as it has asked.
+    pub fn outside(&self) -> Option<String> {
+        self.outside.borrow().clone()
     }
 
     fn say_accepted(&self, answer: &Answer) {
+        self.outside.take();
         let reason = match answer.word.as_str() {
             "deferred" => answer.reason.clone(),
             _ => String::new(),
@@ -296,6 +319,7 @@ impl Membership {
     }
 
     fn say_refused(&self, via: &str, answer: &Answer) {
+        self.outside.replace(Some(format!("{via} does not let this node in ({}): {}", answer.word, answer.reason)));
         if !self.may_say(&answer.word) {
             return;
         }
@@ -310,10 +334,11 @@ impl Membership {
         }
     }
 
-    async fn ask(&self, address: &str, join: &Join) -> Option<Answer> {
-        let address = (self.settings.resolve)(address).await?;
+    /// `Err`: why there is no answer.
+    async fn ask(&self, address: &str, join: &Join) -> Result<Answer, String> {
+        let address = (self.settings.resolve)(address).await.ok_or("its name cannot be looked up")?;
         match self.transport.call(address, wire::join_request(join, JOIN_BUDGET)).await {
-            Ok(reply) => Some(wire::read_answer(&reply)),
+            Ok(reply) => Ok(wire::read_answer(&reply)),
             Err(error) => {
                 // A wrong secret shows here, on the node that has it.
                 let err = error.text();
@@ -321,7 +346,7 @@ impl Membership {
                     true => tracing::warn!(%address, err, "cluster join attempt failed"),
                     false => tracing::debug!(%address, err, "cluster join attempt failed"),
                 }
-                None
+                Err(err.to_owned())
             }
         }
     }

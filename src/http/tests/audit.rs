@@ -83,8 +83,8 @@ fn http_api_21_1_members_are_listed_as_this_node_sees_them() {
         let answer = world.ask("GET", "/v1/cluster/members", "", b"").await;
         let shown = |id, alive: bool, status| {
             format!(
-                "{{\"addr\":\"{id}:7942\",\"draining\":{},\"heartbeat_age_seconds\":4,\"id\":\"{id}\",\"leader\":{alive},\
-                 \"outbound_moves\":0,\"owned_partitions\":3,\"status\":\"{status}\",\"voter\":{alive}}}",
+                "{{\"id\":\"{id}\",\"addr\":\"{id}:7942\",\"status\":\"{status}\",\"draining\":{},\"owned_partitions\":3,\
+                 \"outbound_moves\":0,\"voter\":{alive},\"leader\":{alive},\"heartbeat_age_seconds\":4}}",
                 !alive
             )
         };
@@ -110,9 +110,9 @@ fn http_api_21_1_members_are_listed_as_this_node_sees_them() {
         world.broker().change_replies.borrow_mut().push_back(MetaReply::Members(members.into()));
         let detailed = world.ask("GET", "/v1/cluster/members?detail=true", "", b"").await;
         for part in [
-            "\"node_status\":{\"dispatch_backlog\":2,\"draining\":false,\"moves\":[],\"node\":\"a\",\"produce_in_flight\":1,\
-             \"quarantine\":{\"bytes\":9,\"copies\":1,\"list\":[{\"bytes\":9,\"dir\":\"topics/t.stale-00000000000000aa\",\
-             \"kind\":\"topic_incarnation\",\"mod_time\":1700000000,\"partition\":-1,\"topic\":\"t\"}]}}",
+            "\"node_status\":{\"node\":\"a\",\"draining\":false,\"produce_in_flight\":1,\"dispatch_backlog\":2,\
+             \"quarantine\":{\"copies\":1,\"bytes\":9,\"list\":[{\"kind\":\"topic_incarnation\",\"topic\":\"t\",\"partition\":-1,\
+             \"dir\":\"topics/t.stale-00000000000000aa\",\"bytes\":9,\"mod_time\":1700000000}]},\"moves\":[]}",
             "\"status_error\":\"it did not answer\"",
         ] {
             assert!(detailed.text().contains(part), "{}", detailed.text());

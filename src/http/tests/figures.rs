@@ -6,8 +6,8 @@ use super::*;
 const COMMON: &str = "process_";
 
 #[test]
-fn every_series_that_metrics_prints_is_named_in_docs_operating_md() {
-    const DOCS: &str = include_str!("../../../docs/operating.md");
+fn every_series_that_metrics_prints_is_named_in_docs_metrics_md() {
+    const DOCS: &str = include_str!("../../../docs/metrics.md");
     run(|world| async move {
         // One of each kind that is printed only once there is something to tell.
         world.ask("POST", "/v1/topics/t/messages", JSON, b"{}").await;
@@ -26,6 +26,6 @@ fn every_series_that_metrics_prints_is_named_in_docs_operating_md() {
             }
         }
         assert!(text.contains("# TYPE narad_raft_term gauge"), "a page without its series tests nothing");
-        assert!(missing.is_empty(), "not in docs/operating.md:\n{}", missing.join("\n"));
+        assert!(missing.is_empty(), "not in docs/metrics.md:\n{}", missing.join("\n"));
     });
 }

@@ -4,6 +4,7 @@ mod ack;
 mod audit;
 mod connection;
 mod consume;
+mod docs;
 mod fake;
 mod figures;
 mod hostile;

@@ -1,6 +1,7 @@
 //! The drive under the data directory: found through partitions, device mapper and stripes, judged one by one.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,7 @@ pub(super) fn checks(machine: &Machine, directory: Option<&Path>, checks: &mut V
     let device = directory.and_then(|directory| fs::metadata(directory).ok()).map(|metadata| metadata.dev());
     let number = device.map(|device| (libc::major(device), libc::minor(device)));
     let Some((major, minor)) = number else { return };
-    checks.push(mount(machine, major, minor));
+    checks.push(mount(machine, directory.and_then(mount_id), (major, minor)));
     let drives = drives(machine, major, minor);
     if drives.is_empty() {
         let why = format!("no block device is known for {major}:{minor}");
@@ -83,17 +84,26 @@ pub(super) fn write_cache(machine: &Machine, drive: &str) -> Check {
     }
 }
 
-pub(super) fn mount(machine: &Machine, major: u32, minor: u32) -> Check {
+/// The mount that a path is reached by. The device alone does not tell: a bind mount has options of its own.
+pub(super) fn mount_id(directory: &Path) -> Option<String> {
+    let file = fs::File::open(directory).ok()?;
+    let facts = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).ok()?;
+    facts.lines().find_map(|line| Some(line.strip_prefix("mnt_id:")?.trim().to_owned()))
+}
+
+/// `id`: of the mount. A kernel that does not tell it leaves the last mount of the device.
+pub(super) fn mount(machine: &Machine, id: Option<String>, device: (u32, u32)) -> Check {
     const ID: &str = "mount.options";
     let table = machine.proc("self/mountinfo").unwrap_or_default();
-    let number = format!("{major}:{minor}");
-    // 31 23 0:28 <root> <mount point> <options> ... - <type> <source> <super options>
-    let found = table.lines().rev().find_map(|line| {
+    let number = format!("{}:{}", device.0, device.1);
+    // <mount id> 23 0:28 <root> <mount point> <options> ... - <type> <source> <super options>
+    let mounts = table.lines().rev().filter_map(|line| {
         let (front, back) = line.split_once(" - ")?;
-        let front: Vec<&str> = front.split(' ').collect();
-        let back: Vec<&str> = back.split(' ').collect();
-        (front.get(2) == Some(&number.as_str())).then_some((front, back))
+        Some((front.split(' ').collect::<Vec<_>>(), back.split(' ').collect::<Vec<_>>()))
     });
+    let mounts: Vec<_> = mounts.collect();
+    let of_id = mounts.iter().find(|(front, _)| id.is_some() && front.first().copied() == id.as_deref());
+    let found = of_id.or_else(|| mounts.iter().find(|(front, _)| front.get(2) == Some(&number.as_str())));
     let Some((front, back)) = found else { return Check::skip(ID, format!("no mount is known for {number}")) };
     let (point, options, more) = (front.get(4).unwrap_or(&""), front.get(5).unwrap_or(&""), back.get(2).unwrap_or(&""));
     let has = |wanted: &str| options.split(',').chain(more.split(',')).any(|option| option == wanted);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use narad_shards::io::system::Limit;
+use narad_shards::rt::Spin;
 
 use super::environment::Environment;
 use super::start::{self, judge_io_uring_switch, judge_kernel, judge_open_files, judge_registered, judge_space};
@@ -22,7 +23,7 @@ fn tuned(tree: &Tree, shards: &str) -> Vec<Check> {
         allowed: shards.clone(),
         shards: shards.iter().map(Some).collect(),
         control: None,
-        spin_us: 0,
+        spin: Spin::Never,
         warnings: Vec::new(),
     };
     let mut checks = Vec::new();
@@ -268,10 +269,30 @@ fn the_drive_is_found_below_partitions_and_stripes() {
     assert!(block::write_cache(&machine, "nvme0n1").found.contains("with FUA"));
     assert_eq!(block::write_cache(&machine, "sda").status, Status::Warn);
     tree.write("proc/self/mountinfo", "1 1 259:2 / /data rw,noatime - xfs /dev/x rw,nobarrier");
-    let mount = block::mount(&machine, 259, 2);
+    let mount = block::mount(&machine, None, (259, 2));
     assert_eq!(mount.status, Status::Fail, "{mount:?}");
     tree.write("proc/self/mountinfo", "1 1 259:2 / /data rw,lazytime - xfs /dev/x rw");
-    assert_eq!(block::mount(&machine, 259, 2).status, Status::Ok);
+    assert_eq!(block::mount(&machine, None, (259, 2)).status, Status::Ok);
+}
+
+/// One device is often mounted in several places, each with options of its own, and one place several times over.
+#[test]
+fn mount_options_are_those_of_the_mount_that_the_directory_is_reached_by() {
+    let tree = Tree::new("mounts", &[]);
+    let table = "22 1 259:2 / / rw,relatime - ext4 /dev/x rw\n\
+                 31 22 259:2 /srv /data rw,relatime - ext4 /dev/x rw\n\
+                 32 31 259:2 /narad /data rw,lazytime - ext4 /dev/x rw\n\
+                 40 22 259:2 /etc/hosts /etc/hosts rw,noatime - ext4 /dev/x rw";
+    tree.write("proc/self/mountinfo", table);
+    let machine = machine(&tree);
+    let by = |id: &str| block::mount(&machine, Some(id.to_owned()), (259, 2));
+    assert_eq!(by("32").found, "/data: rw,lazytime,rw");
+    assert!(by("22").found.starts_with("/: rw,relatime:"), "{:?}", by("22"));
+    assert!(by("99").found.starts_with("/etc/hosts: "), "an id that the table lacks leaves the device: {:?}", by("99"));
+    // What the kernel says of a directory is in its own table.
+    let real = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let id = block::mount_id(&std::env::temp_dir()).unwrap();
+    assert!(real.lines().any(|line| line.split(' ').next() == Some(&id)), "{id}");
 }
 
 #[test]
