@@ -36,6 +36,12 @@ pub enum ProduceError {
     Draining,
 }
 
+/// What clients and peers are told of [`ProduceError::DiskReserve`] and [`ProduceError::Draining`], which concern every
+/// produce alike.
+pub const DISK_RESERVE: &str = "free disk space is under the reserve, retry";
+/// Right for a node that has no others, too.
+pub const DRAINING: &str = "this node is shutting down and takes no new produce, retry";
+
 /// A record handed to a consumer, under a lease (or without one, on replay).
 #[derive(Clone, Debug)]
 pub struct Delivery {

@@ -88,6 +88,9 @@ pub enum CommitError {
     Poisoned(String),
     /// The commit failed and left nothing behind.
     Failed(String),
+    /// `503`: the owner takes nothing at the moment, for it stops, its disk is nearly full, or it does not know yet what it
+    /// owns. Nothing is left behind.
+    Unavailable(String),
     /// No answer will come: the carrier or the owner has gone. The batch may have been stored.
     Unreachable(String),
 }
@@ -103,7 +106,7 @@ impl std::fmt::Display for CommitError {
             }
             CommitError::Spent => write!(f, "the commit's budget was spent before it started"),
             CommitError::Poisoned(cause) => write!(f, "partition log is poisoned until reopened: {cause}"),
-            CommitError::Failed(cause) => write!(f, "{cause}"),
+            CommitError::Failed(cause) | CommitError::Unavailable(cause) => write!(f, "{cause}"),
             CommitError::Unreachable(cause) => write!(f, "no answer from the owner: {cause}"),
         }
     }

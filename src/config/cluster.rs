@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -166,7 +167,11 @@ fn peer(id: &str, address: &str) -> Result<PeerEntry, String> {
 pub(super) fn parse_dialled(text: &str) -> Result<ListenAddress, String> {
     let address = ListenAddress::parse(text)?;
     let host = address.host.as_deref().unwrap_or("");
-    if host.is_empty() || matches!(host, "0.0.0.0" | "::") || address.port == 0 {
+    let is_nobody = |ip: IpAddr| {
+        let ip = ip.to_canonical();
+        ip.is_unspecified() || ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST)
+    };
+    if host.is_empty() || host.parse().is_ok_and(is_nobody) || address.port == 0 {
         return Err(format!("{text:?} is not an address that can be dialled: it needs a host and a port above 0"));
     }
     Ok(address)

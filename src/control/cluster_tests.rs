@@ -386,6 +386,28 @@ fn k35_a_leader_that_starts_holds_creates_and_whoever_forwarded_one_waits_75_sec
 }
 
 #[test]
+fn k35_a_create_that_a_leader_held_until_it_led_no_longer_is_made_by_the_next_one() {
+    sim::run(16, async {
+        let net: Rc<Net> = Rc::default();
+        let [leader, follower, _] = settled(&net).await;
+        leader.consensus.shut_create_gate();
+        let asked = rt::now();
+        let waits = follower.clone();
+        let created = rt::spawn(Queue::Foreground, async move { try_create(&waits, "t", 3).await });
+        seconds(20).await;
+        leader.consensus.transfer(None).await.expect("there are two others");
+        let created = created.await;
+        assert!(matches!(created, MetaReply::Created(_)), "{created:?}");
+        assert!((20..23).contains(&(rt::now() - asked).as_secs()), "{:?}", rt::now() - asked);
+        // Where nobody leads, no client waits that long.
+        net.lost.borrow_mut().push(address(&follower.control.me.0));
+        let asked = rt::now();
+        assert!(matches!(try_create(&follower, "never", 3).await, MetaReply::Unavailable(_)));
+        assert!((4..9).contains(&(rt::now() - asked).as_secs()), "{:?}", rt::now() - asked);
+    });
+}
+
+#[test]
 fn k20_k21_get_topic_is_the_leaders_word_behind_a_barrier_or_none_at_all() {
     sim::run(15, async {
         let net: Rc<Net> = Rc::default();

@@ -2,7 +2,7 @@
 
 use hyper::header::CONTENT_ENCODING;
 use hyper::StatusCode;
-use narad_shards::api::{NewRecord, ProduceError};
+use narad_shards::api::{NewRecord, ProduceError, DISK_RESERVE, DRAINING};
 use narad_shards::rt;
 
 use super::batch::Batch;
@@ -112,11 +112,8 @@ fn refusal(error: ProduceError) -> (ApiError, Option<usize>) {
             ApiError::unavailable("the ingress log cannot grow at the moment, retry").not_stored()
         }
         ProduceError::MemoryExhausted => ApiError::unavailable(MEMORY_EXHAUSTED).not_stored(),
-        ProduceError::DiskReserve => ApiError::unavailable("free disk space is under the reserve, retry").not_stored(),
-        ProduceError::Draining => {
-            // Right for a node that has no others, too.
-            ApiError::unavailable("this node is shutting down and takes no new produce, retry").not_stored()
-        }
+        ProduceError::DiskReserve => ApiError::unavailable(DISK_RESERVE).not_stored(),
+        ProduceError::Draining => ApiError::unavailable(DRAINING).not_stored(),
     };
     (error, None)
 }

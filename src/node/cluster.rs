@@ -90,7 +90,8 @@ pub fn start(
                 shard_ports: plane.shard_addrs.iter().map(SocketAddr::port).collect(),
             };
             let door = Door::new(me, applier.clone(), own_status.clone());
-            let said = peer_settings(&common.config, &common.node_id);
+            // The least that works: what comes here is short but for snapshots and what new members are sent.
+            let said = peer_settings(&common.config, &common.node_id, 0);
             let endpoint = PeerEndpoint::start(
                 handle,
                 plane.control_addr,

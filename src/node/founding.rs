@@ -71,14 +71,15 @@ pub fn mode(
     }
 }
 
-/// The settings of every endpoint of this node.
-pub fn peer_settings(config: &Config, node: &str) -> PeerSettings {
-    PeerSettings {
+/// The settings of every endpoint of this node; `memory_bytes` is what its thread has.
+pub fn peer_settings(config: &Config, node: &str, memory_bytes: usize) -> PeerSettings {
+    let settings = PeerSettings {
         node: node.to_owned(),
         secret: config.cluster.secret.as_ref().map(|secret| Arc::from(secret.0.as_slice())),
         tls: tls_files(config),
         ..PeerSettings::default()
-    }
+    };
+    settings.within(memory_bytes)
 }
 
 pub fn tls_files(config: &Config) -> Option<TlsFiles> {
@@ -152,7 +153,7 @@ async fn ask(
     not_ready("first start: asking the other initial members whether there is a cluster already");
     let waiting = answer_probes(&handle, doors, &state, &join.node)?;
     let service = plane::NeverConfigured::new(&join.node, &initial);
-    let endpoint = PeerEndpoint::start(&handle, bind, service.clone(), peer_settings(&config, &join.node))
+    let endpoint = PeerEndpoint::start(&handle, bind, service.clone(), peer_settings(&config, &join.node, 0))
         .map_err(|error| error.to_string())?;
     let others = config.cluster.peers.iter().filter(|peer| peer.id != join.node);
     let peers: BTreeMap<String, String> = others.map(|peer| (peer.id.clone(), peer.addr.to_string())).collect();

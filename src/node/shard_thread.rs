@@ -153,8 +153,8 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         None => None,
         Some(plane) => {
             let address = plane.shard_addrs[usize::from(id)];
-            let started =
-                PeerEndpoint::start(&handle, address, door.clone(), peer_settings(&common.config, &common.node_id));
+            let settings = peer_settings(&common.config, &common.node_id, plan.memory_bytes);
+            let started = PeerEndpoint::start(&handle, address, door.clone(), settings);
             Some(started.map_err(|error| format!("the peer plane: {error}"))?)
         }
     };

@@ -292,10 +292,10 @@ impl Inner {
             Poll::Pending => None,
             Poll::Ready(Ok(mut received)) => {
                 let mut state = self.state.borrow_mut();
-                let (from, mut bytes) = (received.from, 0);
+                let (from, at, mut bytes) = (received.from, received.to, 0);
                 for datagram in received.datagrams() {
                     bytes += datagram.len();
-                    state.receive(from, datagram, now);
+                    state.receive(from, at, datagram, now);
                 }
                 Some(bytes)
             }
@@ -314,7 +314,7 @@ impl Inner {
             Poll::Ready(None) => {}
             Poll::Ready(Some(sent)) => {
                 let mut state = self.state.borrow_mut();
-                let to = sent.to;
+                let to = sent.route.to;
                 if let Err(error) = &sent.result {
                     state.metrics.send_errors += 1;
                     let whole = sent.segment_bytes.is_none();
@@ -332,7 +332,7 @@ impl Inner {
         let batch = self.state.borrow_mut().next_batch(now);
         match batch {
             Some(batch) => {
-                self.udp.send(batch.to, batch.data, batch.segment_bytes);
+                self.udp.send(batch.route, batch.data, batch.segment_bytes);
                 true
             }
             None => false,

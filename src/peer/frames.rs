@@ -3,12 +3,33 @@
 use narad_shards::io::AlignedBuf;
 use narad_shards::wire::{BadHeader, Header, Incoming, HEADER_BYTES};
 
-/// Reads one stream. Nothing is allocated for a frame before its header has passed (K39).
+use super::intake::Room;
+
+/// A frame without room is read in pieces of that many bytes, each over the one before.
+const SKIP_BYTES: usize = 16 << 10;
+
+/// Reads one stream. Nothing is allocated for a frame before its header has passed (K39) and there is room for it.
 pub(super) struct FrameReader {
     header: [u8; HEADER_BYTES],
     /// Bytes of the header, or of the body once that is there.
     filled: usize,
-    body: Option<(Header, AlignedBuf)>,
+    body: Option<(Header, Body)>,
+}
+
+enum Body {
+    Kept {
+        body: AlignedBuf,
+        _room: Room,
+    },
+    /// There was no room for it. What follows it on the stream must not wait, so it is read all the same.
+    Skipped(Vec<u8>),
+}
+
+/// What has become whole.
+pub(super) enum Arrived {
+    Frame(Incoming),
+    /// The header of a frame whose body was not kept.
+    Refused(Header),
 }
 
 impl Default for FrameReader {
@@ -21,35 +42,54 @@ impl FrameReader {
     /// Where the next bytes of the stream belong; never empty.
     pub fn space(&mut self) -> &mut [u8] {
         match &mut self.body {
-            Some((_, body)) => &mut body[self.filled..],
+            Some((_, Body::Kept { body, .. })) => &mut body[self.filled..],
+            Some((header, Body::Skipped(scratch))) => {
+                let left = header.body_bytes() - self.filled;
+                let bytes = left.min(scratch.len());
+                &mut scratch[..bytes]
+            }
             None => &mut self.header[self.filled..],
         }
     }
 
-    /// `count` bytes were put into [`space`](Self::space). An error is the end of the stream: what follows has no known
-    /// beginning.
-    pub fn advance(&mut self, count: usize) -> Result<Option<Incoming>, BadHeader> {
+    /// `count` bytes were put into [`space`](Self::space). `room` is asked once a frame, for the bytes of its body. An
+    /// error is the end of the stream: what follows has no known beginning.
+    pub fn advance(
+        &mut self,
+        count: usize,
+        room: impl FnOnce(usize) -> Option<Room>,
+    ) -> Result<Option<Arrived>, BadHeader> {
         self.filled += count;
         if self.body.is_none() && self.filled == HEADER_BYTES {
             let header = Header::decode(&self.header)?;
-            let mut body = AlignedBuf::reused(header.body_bytes());
-            body.truncate(header.body_bytes());
+            let body = match room(header.body_bytes()) {
+                Some(room) => {
+                    let mut body = AlignedBuf::reused(header.body_bytes());
+                    body.truncate(header.body_bytes());
+                    Body::Kept { body, _room: room }
+                }
+                None => Body::Skipped(vec![0; SKIP_BYTES]),
+            };
             self.body = Some((header, body));
             self.filled = 0;
         }
-        match self.body.take_if(|(header, _)| self.filled == header.body_bytes()) {
-            Some((header, body)) => {
-                self.filled = 0;
-                Ok(Some(Incoming::new(header, body)))
+        let whole = self.body.take_if(|(header, _)| self.filled == header.body_bytes());
+        Ok(whole.map(|(header, body)| {
+            self.filled = 0;
+            match body {
+                Body::Kept { body, .. } => Arrived::Frame(Incoming::new(header, body)),
+                Body::Skipped(_) => Arrived::Refused(header),
             }
-            None => Ok(None),
-        }
+        }))
     }
 
     /// Bytes that this stream holds for a frame that is not whole yet.
     #[cfg(test)]
     fn allocated(&self) -> usize {
-        self.body.as_ref().map_or(0, |(_, body)| body.len())
+        self.body.as_ref().map_or(0, |(_, body)| match body {
+            Body::Kept { body, .. } => body.len(),
+            Body::Skipped(scratch) => scratch.len(),
+        })
     }
 }
 
@@ -74,14 +114,28 @@ mod tests {
         [&header.encode()[..], body].concat()
     }
 
-    fn feed(reader: &mut FrameReader, mut bytes: &[u8], step: usize) -> Result<Vec<Incoming>, BadHeader> {
+    fn feed(reader: &mut FrameReader, bytes: &[u8], step: usize) -> Result<Vec<Incoming>, BadHeader> {
+        let arrived = feed_where(reader, bytes, step, |_| true)?;
+        let frames = arrived.into_iter().map(|arrived| match arrived {
+            Arrived::Frame(frame) => frame,
+            Arrived::Refused(header) => panic!("there is room for {header:?}"),
+        });
+        Ok(frames.collect())
+    }
+
+    fn feed_where(
+        reader: &mut FrameReader,
+        mut bytes: &[u8],
+        step: usize,
+        has_room: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Arrived>, BadHeader> {
         let mut frames = Vec::new();
         while !bytes.is_empty() {
             let space = reader.space();
             let count = space.len().min(step).min(bytes.len());
             space[..count].copy_from_slice(&bytes[..count]);
             bytes = &bytes[count..];
-            frames.extend(reader.advance(count)?);
+            frames.extend(reader.advance(count, |bytes| has_room(bytes).then(Room::default))?);
         }
         Ok(frames)
     }
@@ -106,5 +160,24 @@ mod tests {
         assert!(feed(&mut reader, &bytes[..31], 31).expect("not whole yet").is_empty());
         assert!(feed(&mut reader, &bytes[31..], 1).is_err());
         assert_eq!(reader.allocated(), 0);
+    }
+
+    #[test]
+    fn a_frame_without_room_is_passed_over_and_what_follows_it_comes_out_whole() {
+        let bytes: Vec<u8> = [frame(1, &[1; 100_000]), frame(2, b"abcdef")].concat();
+        for step in [1, 33, 5_000, 1 << 20] {
+            let mut reader = FrameReader::default();
+            let begun = feed_where(&mut reader, &bytes[..90_000], step, |bytes| bytes < 100).expect("well formed");
+            assert!(begun.is_empty() && reader.allocated() <= SKIP_BYTES, "in steps of {step}");
+            let rest = feed_where(&mut reader, &bytes[90_000..], step, |bytes| bytes < 100).expect("well formed");
+            let seen: Vec<_> = rest
+                .iter()
+                .map(|arrived| match arrived {
+                    Arrived::Refused(header) => (header.request_id, None),
+                    Arrived::Frame(frame) => (frame.header.request_id, Some(frame.payload().to_vec())),
+                })
+                .collect();
+            assert_eq!(seen, [(1, None), (2, Some(b"def".to_vec()))], "in steps of {step}");
+        }
     }
 }

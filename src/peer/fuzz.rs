@@ -2,8 +2,9 @@
 
 use narad_shards::wire::{FRAME_BYTES_MAX, HEADER_BYTES};
 
-use super::frames::FrameReader;
+use super::frames::{Arrived, FrameReader};
 use super::greeting;
+use super::intake::Room;
 
 /// One stream of frames, in pieces whose length the first byte chooses.
 pub(crate) fn frames(data: &[u8]) {
@@ -15,8 +16,10 @@ pub(crate) fn frames(data: &[u8]) {
         let count = space.len().min(usize::from(*step) + 1).min(bytes.len());
         space[..count].copy_from_slice(&bytes[..count]);
         bytes = &bytes[count..];
-        match reader.advance(count) {
-            Ok(Some(frame)) => {
+        // There is no room for some.
+        match reader.advance(count, |bytes| (bytes % 7 != 6).then(Room::default)) {
+            Ok(Some(Arrived::Refused(header))) => assert_eq!(header.body_bytes() % 7, 6),
+            Ok(Some(Arrived::Frame(frame))) => {
                 let whole = HEADER_BYTES + frame.archive().len() + frame.payload().len();
                 assert_eq!(whole, frame.header.length as usize);
             }

@@ -1,22 +1,26 @@
 //! One connection: how it is greeted, what arrives on its streams, what it owes and is owed, whether it lives.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use boring::ssl::SslRef;
-use narad_shards::io::ring::{UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
+use narad_shards::io::ring::{Route, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
+use narad_shards::meta::ShardId;
 use narad_shards::remote::{CallError, ConnectionId, Hello};
 use narad_shards::rt::sync::{oneshot, Receiver, Sender};
 use narad_shards::rt::Instant;
-use narad_shards::wire::{Header, Incoming, Kind, Lane, Outgoing, HEADER_BYTES};
+use narad_shards::wire::{status, Header, Incoming, Kind, Lane, Outgoing, Refusal, HEADER_BYTES};
 
 use super::admission::PROVE_WITHIN;
 use super::buffers::Quic;
-use super::frames::FrameReader;
+use super::closing::{why_closed, LATE, MALFORMED, NO_ROOM, REFUSED, SILENT, STOPPED};
+use super::frames::{Arrived, FrameReader};
 use super::greeting;
+use super::intake::Intake;
 use super::liveness::{Due, Liveness, Progress};
+use super::metrics::Tally;
 use super::outbox::Outbox;
 use super::proof::{prove, verify, Material, Role};
 use super::queue::{lane_of, stream_of, Recalled, SendQueue};
@@ -28,12 +32,6 @@ pub(super) const DIAL_WITHIN: Duration = Duration::from_secs(1);
 pub(super) const PING: u16 = 0;
 /// What a packet holds beside a stream's bytes, at most.
 const PACKET_OVERHEAD_BYTES: usize = 60;
-/// Application error codes of a close.
-const STOPPED: u64 = 0;
-const REFUSED: u64 = 1;
-const MALFORMED: u64 = 2;
-const SILENT: u64 = 3;
-const LATE: u64 = 4;
 
 /// What the endpoint has to do for a connection, outside of all borrows, in this order.
 pub(super) enum Event {
@@ -62,17 +60,11 @@ struct Call {
     reply: Sender<Result<Incoming, CallError>>,
 }
 
-/// Counted by the endpoint.
-#[derive(Default)]
-pub(super) struct Tally {
-    pub proofs_refused: u64,
-    pub pings: u64,
-    pub silent: u64,
-}
-
 pub(super) struct Link {
     pub id: ConnectionId,
     pub peer: SocketAddr,
+    /// The address of this machine that the peer has dialled, where that is known: what it hears comes from there.
+    source: Option<IpAddr>,
     role: Role,
     pub quic: Quic,
     /// Ids under which packets for it come in.
@@ -86,6 +78,9 @@ pub(super) struct Link {
     met: bool,
     /// To be open by then.
     open_by: Instant,
+    /// Its node, for what it may take of the room.
+    node: Arc<str>,
+    intake: Intake,
     readers: [FrameReader; Lane::ALL.len()],
     /// Lanes whose stream has its rank.
     ordered: [bool; Lane::ALL.len()],
@@ -107,17 +102,19 @@ pub(super) struct Link {
 impl Link {
     pub fn new(
         id: ConnectionId,
-        peer: SocketAddr,
+        route: Route,
         dialled: bool,
         quic: Quic,
         secret: Option<Arc<[u8]>>,
+        intake: Intake,
         keep_alive: Option<Duration>,
         now: Instant,
     ) -> Link {
         let (role, within) = if dialled { (Role::Dialler, DIAL_WITHIN) } else { (Role::Acceptor, PROVE_WITHIN) };
         Link {
             id,
-            peer,
+            peer: route.to,
+            source: route.from,
             role,
             quic,
             cids: Vec::new(),
@@ -129,6 +126,8 @@ impl Link {
             hello: None,
             met: false,
             open_by: now + within,
+            node: Arc::from(""),
+            intake,
             readers: Default::default(),
             ordered: [false; Lane::ALL.len()],
             queue: SendQueue::default(),
@@ -166,6 +165,11 @@ impl Link {
     /// Its other side has not proven the secret and said who it is.
     pub fn is_unproven(&self) -> bool {
         !self.is_dialled() && !self.met
+    }
+
+    /// Which part of which node is at its other end.
+    pub fn speaker(&self) -> Option<(Arc<str>, Option<ShardId>)> {
+        self.hello.as_ref().map(|hello| (self.node.clone(), hello.shard))
     }
 
     pub fn hello(&self) -> Option<Arc<Hello>> {
@@ -212,7 +216,7 @@ impl Link {
             None => {
                 tracing::error!(peer = %self.peer, operation = request.operation, bytes = reply.frame_bytes(),
                     "a reply is longer than a frame may be; its caller gets an error");
-                self.answer(lane, request, narad_shards::wire::status::INTERNAL);
+                self.answer(lane, request, status::INTERNAL);
             }
         }
     }
@@ -273,7 +277,7 @@ impl Link {
             }
         }
         if (self.quic.is_closed() || self.quic.is_draining()) && !self.has_ended() {
-            let reason = self.why_closed();
+            let reason = why_closed(&self.quic);
             self.end(STOPPED, &reason);
         }
     }
@@ -343,6 +347,7 @@ impl Link {
             Some(Err(reason)) => self.end(MALFORMED, reason),
             Some(Ok(hello)) => {
                 let hello = Arc::new(hello);
+                self.node = Arc::from(hello.node.as_str());
                 self.hello = Some(hello.clone());
                 self.phase = Phase::Introducing;
                 self.events.push(Event::Met(self.id, hello, self.peer));
@@ -389,8 +394,9 @@ impl Link {
                 match self.quic.stream_recv(stream, reader.space()) {
                     Ok((count, ended)) => {
                         self.liveness.heard(now);
-                        match reader.advance(count) {
-                            Ok(Some(frame)) => self.take_frame(lane, frame),
+                        match reader.advance(count, |bytes| self.intake.take(&self.node, bytes)) {
+                            Ok(Some(Arrived::Frame(frame))) => self.take_frame(lane, frame),
+                            Ok(Some(Arrived::Refused(header))) => self.refuse_frame(lane, &header),
                             Ok(None) => {}
                             Err(bad) => self.end(MALFORMED, &format!("{bad} arrived")),
                         }
@@ -423,9 +429,28 @@ impl Link {
                 }
             }
             _ if self.is_dialled() => self.end(MALFORMED, "a request came on a connection that we dialled"),
-            Kind::Request if header.operation == PING => self.answer(lane, &header, narad_shards::wire::status::OK),
+            Kind::Request if header.operation == PING => self.answer(lane, &header, status::OK),
             Kind::Request | Kind::OneWay => self.events.push(Event::Request(self.id, lane, frame)),
             Kind::Cancel => self.events.push(Event::Cancel(self.id, header.request_id)),
+        }
+    }
+
+    /// A frame had no room here. Whoever waits for something is told; a message of which nobody waits is lost, as it may be.
+    fn refuse_frame(&mut self, lane: Lane, header: &Header) {
+        self.tally.frames_refused += 1;
+        match header.kind {
+            Kind::Reply => {
+                let Some(call) = self.calls.remove(&header.request_id) else { return };
+                // What was reserved for us is handed back (C58).
+                self.bare(PING, Kind::Cancel, lane, header.request_id);
+                let _ = call.reply.send(Err(CallError::Unknown(format!("the reply of {}: {NO_ROOM}", self.peer))));
+            }
+            _ if self.is_dialled() => self.end(MALFORMED, "a request came on a connection that we dialled"),
+            Kind::Request => {
+                let refusal = Refusal::new(status::UNAVAILABLE, NO_ROOM).reply(header.operation, lane);
+                self.reply(lane, header, refusal);
+            }
+            Kind::OneWay | Kind::Cancel => {}
         }
     }
 
@@ -512,12 +537,12 @@ impl Link {
                 Err(error) => self.end(MALFORMED, &format!("a lane cannot be written: {error:?}")),
             }
         }
-        let mut sent = 0;
+        let (mut sent, route) = (0, Route { to: self.peer, from: self.source });
         let drained = loop {
             if sent >= UDP_SEND_BYTES_MAX {
                 break false;
             }
-            match outbox.add(self.peer, bytes_max, |space| self.quic.send(space).map(|(bytes, _)| bytes)) {
+            match outbox.add(route, bytes_max, |space| self.quic.send(space).map(|(bytes, _)| bytes)) {
                 Ok(bytes) => sent += bytes,
                 Err(quiche::Error::Done) => break true,
                 Err(error) => {
@@ -570,27 +595,6 @@ impl Link {
         self.queue = SendQueue::default();
         if self.met {
             self.events.push(Event::Lost(self.id));
-        }
-    }
-
-    fn why_closed(&self) -> String {
-        if let Some(error) = self.quic.peer_error() {
-            let reason = String::from_utf8_lossy(&error.reason);
-            return match (error.is_app, error.error_code) {
-                (true, _) => format!("the peer ended it: {reason}"),
-                (false, code @ 0x100..0x200) => {
-                    format!("the peer refused our certificate (TLS alert {})", code - 0x100)
-                }
-                (false, code) => format!("the peer ended it with QUIC error {code:#x}: {reason}"),
-            };
-        }
-        match self.quic.local_error() {
-            Some(error) if (0x100..0x200).contains(&error.error_code) => {
-                format!("its certificate is refused (TLS alert {})", error.error_code - 0x100)
-            }
-            Some(error) => format!("QUIC error {:#x}: {}", error.error_code, String::from_utf8_lossy(&error.reason)),
-            None if self.quic.is_timed_out() => "nothing was heard for too long".to_owned(),
-            None => "the peer does not know it any more".to_owned(),
         }
     }
 }

@@ -29,6 +29,9 @@ pub struct PeerMetrics {
     pub calls: u64,
     pub calls_timed_out: u64,
     pub requests_served: u64,
+    /// Frames for which there was no room, and bytes of long ones that are not whole yet.
+    pub frames_refused: u64,
+    pub incoming_bytes: u64,
     /// What the kernel has granted for the socket's buffers.
     pub socket_receive_bytes: u64,
     pub socket_send_bytes: u64,
@@ -46,4 +49,13 @@ pub struct PeerMetrics {
     pub packets_lost: u64,
     pub data_blocked: u64,
     pub stream_data_blocked: u64,
+}
+
+/// What one connection has seen since its endpoint counted it last.
+#[derive(Default)]
+pub(super) struct Tally {
+    pub proofs_refused: u64,
+    pub frames_refused: u64,
+    pub pings: u64,
+    pub silent: u64,
 }

@@ -11,7 +11,9 @@
 //! | `link` | one connection: greeting, streams, calls |
 //! | `liveness` | when a peer is asked whether it lives, and when it is dead |
 //! | `state` | all connections of an endpoint, and how packets find them |
+//! | `closing` | why connections end |
 //! | `frames` | from stream bytes to frames |
+//! | `intake` | what frames on their way in may take of memory |
 //! | `queue` | from frames to streams, lane by lane |
 //! | `greeting` | stream 0: proof and hello as bytes |
 //! | `proof` | who knows the secret |
@@ -26,11 +28,13 @@ mod buffers;
 #[doc(hidden)]
 pub mod ceiling;
 mod certificates;
+mod closing;
 mod endpoint;
 mod frames;
 #[doc(hidden)]
 pub mod fuzz;
 mod greeting;
+mod intake;
 mod link;
 mod liveness;
 mod metrics;
@@ -94,6 +98,8 @@ pub struct PeerSettings {
     /// As above, for a whole connection. The first one is all that somebody unproven can make us hold (E48).
     pub connection_window_bytes: u64,
     pub connection_window_bytes_max: u64,
+    /// Bytes that frames on their way in may take before they are whole; one frame of each node always may.
+    pub incoming_bytes_max: usize,
 }
 
 impl Default for PeerSettings {
@@ -110,6 +116,21 @@ impl Default for PeerSettings {
             stream_window_bytes_max: 4 << 20,
             connection_window_bytes: 256 << 10,
             connection_window_bytes_max: 16 << 20,
+            incoming_bytes_max: 64 << 20,
+        }
+    }
+}
+
+impl PeerSettings {
+    /// The same within `memory_bytes`, of which an eighth is for frames on their way in; and a thirty-second for what one
+    /// connection may have under way, which its peer can make us hold by leaving a gap.
+    pub fn within(self, memory_bytes: usize) -> PeerSettings {
+        let connection = (memory_bytes as u64 / 32).clamp(2 << 20, self.connection_window_bytes_max);
+        PeerSettings {
+            connection_window_bytes_max: connection,
+            stream_window_bytes_max: self.stream_window_bytes_max.min(connection / 2),
+            incoming_bytes_max: (memory_bytes / 8).max(narad_shards::wire::FRAME_BYTES_MAX),
+            ..self
         }
     }
 }

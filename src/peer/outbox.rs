@@ -1,9 +1,9 @@
 //! Datagrams on their way to the socket: packets of one size for one peer are joined, for the kernel to cut (E55). Pure.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
-use narad_shards::io::ring::{Sent, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
+use narad_shards::io::ring::{Route, Sent, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
 
 /// Answers to strangers that may wait, and after how many batches of our own one of them goes first: nobody can make
 /// this endpoint owe more than that, and what it owes never holds up what it has to say to peers (E48).
@@ -11,7 +11,7 @@ const ANSWERS_MAX: usize = 64;
 const BATCHES_PER_ANSWER: usize = 16;
 
 pub(super) struct Batch {
-    pub to: SocketAddr,
+    pub route: Route,
     pub data: Vec<u8>,
     /// When there is more than one datagram in it.
     pub segment_bytes: Option<u16>,
@@ -30,7 +30,7 @@ pub(super) struct Outbox {
 }
 
 struct Open {
-    to: SocketAddr,
+    route: Route,
     data: Vec<u8>,
     used: usize,
     segment_bytes: usize,
@@ -63,9 +63,9 @@ impl Outbox {
     }
 
     /// A packet for somebody without a connection.
-    pub fn answer(&mut self, to: SocketAddr, packet: Vec<u8>) {
+    pub fn answer(&mut self, route: Route, packet: Vec<u8>) {
         if self.may_answer() {
-            self.answers.push_back(Batch { to, data: packet, segment_bytes: None });
+            self.answers.push_back(Batch { route, data: packet, segment_bytes: None });
         }
     }
 
@@ -82,16 +82,16 @@ impl Outbox {
     /// Passes on whatever ends without a packet.
     pub fn add<E>(
         &mut self,
-        to: SocketAddr,
+        route: Route,
         bytes_max: usize,
         write: impl FnOnce(&mut [u8]) -> Result<usize, E>,
     ) -> Result<usize, E> {
-        if self.open.as_ref().is_some_and(|open| open.to != to || open.is_full() || !self.joins(to)) {
+        if self.open.as_ref().is_some_and(|open| open.route != route || open.is_full() || !self.joins(route)) {
             self.close();
         }
         let mut open = self.open.take().unwrap_or_else(|| {
             let data = self.spares.pop().unwrap_or_default();
-            Open { to, data, used: 0, segment_bytes: 0 }
+            Open { route, data, used: 0, segment_bytes: 0 }
         });
         let end = open.used + bytes_max;
         if open.data.len() < end {
@@ -118,7 +118,7 @@ impl Outbox {
             let mut data = self.spares.pop().unwrap_or_default();
             data.resize(bytes_max.max(bytes), 0);
             data[..bytes].copy_from_slice(&open.data[open.used..open.used + bytes]);
-            let next = Open { to, data, used: bytes, segment_bytes: bytes };
+            let next = Open { route, data, used: bytes, segment_bytes: bytes };
             self.open = Some(std::mem::replace(&mut open, next));
             self.close();
         }
@@ -126,15 +126,15 @@ impl Outbox {
         written
     }
 
-    fn joins(&self, to: SocketAddr) -> bool {
-        self.offload && !self.refused.contains(&to.ip())
+    fn joins(&self, route: Route) -> bool {
+        self.offload && !self.refused.contains(&route.to.ip())
     }
 
     fn close(&mut self) {
         let Some(mut open) = self.open.take() else { return };
         open.data.truncate(open.used);
         let segment_bytes = (open.used > open.segment_bytes).then_some(open.segment_bytes as u16);
-        self.batches.push_back(Batch { to: open.to, data: open.data, segment_bytes });
+        self.batches.push_back(Batch { route: open.route, data: open.data, segment_bytes });
     }
 
     pub fn is_empty(&self) -> bool {
@@ -156,9 +156,9 @@ impl Outbox {
         let refused = sent.result.as_ref().err().and_then(|error| error.raw_os_error());
         let cutting = matches!(refused, Some(libc::EIO | libc::EMSGSIZE | libc::EINVAL | libc::EOPNOTSUPP));
         if let Some(segment_bytes) = sent.segment_bytes.filter(|_| cutting) {
-            self.refused.insert(sent.to.ip());
+            self.refused.insert(sent.route.to.ip());
             for datagram in sent.data.chunks(usize::from(segment_bytes)).rev() {
-                self.batches.push_front(Batch { to: sent.to, data: datagram.to_vec(), segment_bytes: None });
+                self.batches.push_front(Batch { route: sent.route, data: datagram.to_vec(), segment_bytes: None });
             }
             return true;
         }
@@ -173,9 +173,10 @@ impl Outbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::SocketAddr;
 
-    fn address(port: u16) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 1], port))
+    fn address(port: u16) -> Route {
+        Route::from(SocketAddr::from(([127, 0, 0, 1], port)))
     }
 
     fn add(outbox: &mut Outbox, port: u16, bytes: usize) {
@@ -187,7 +188,7 @@ mod tests {
     }
 
     fn shapes(outbox: &mut Outbox) -> Vec<(u16, usize, Option<u16>)> {
-        std::iter::from_fn(|| outbox.next()).map(|b| (b.to.port(), b.data.len(), b.segment_bytes)).collect()
+        std::iter::from_fn(|| outbox.next()).map(|b| (b.route.to.port(), b.data.len(), b.segment_bytes)).collect()
     }
 
     #[test]
@@ -220,7 +221,7 @@ mod tests {
         for _ in 0..33 {
             add(&mut outbox, 7777, 100);
             let batch = outbox.next_answer(false).or_else(|| outbox.next()).expect("there is always something");
-            order.push(batch.to.port());
+            order.push(batch.route.to.port());
         }
         let answered: Vec<usize> = (0..order.len()).filter(|at| order[*at] != 7777).collect();
         assert_eq!(answered, [16], "one in seventeen");
@@ -240,12 +241,24 @@ mod tests {
             add(&mut outbox, 1, 700);
             let batch = outbox.next().expect("one batch");
             let result = Err(std::io::Error::from_raw_os_error(code));
-            let sent = Sent { result, to: batch.to, data: batch.data, segment_bytes: batch.segment_bytes };
+            let sent = Sent { result, route: batch.route, data: batch.data, segment_bytes: batch.segment_bytes };
             assert!(outbox.sent(sent));
             assert_eq!(shapes(&mut outbox), [(1, 1200, None), (1, 700, None)], "it goes again");
             add(&mut outbox, 1, 1200);
             add(&mut outbox, 1, 1200);
             assert_eq!(shapes(&mut outbox), [(1, 1200, None), (1, 1200, None)], "and never joined again");
         }
+    }
+
+    #[test]
+    fn what_leaves_from_different_addresses_of_this_machine_is_never_joined() {
+        let mut outbox = Outbox::new(true);
+        for from in [1, 1, 2, 2, 1] {
+            let route = Route { from: Some(IpAddr::from([10, 0, 0, from])), ..address(1) };
+            assert_eq!(outbox.add(route, 1500, |_| Ok::<_, ()>(1200)), Ok(1200));
+        }
+        let seen: Vec<_> = std::iter::from_fn(|| outbox.next()).map(|b| (b.route.from, b.data.len())).collect();
+        let of = |from: u8, bytes| (Some(IpAddr::from([10, 0, 0, from])), bytes);
+        assert_eq!(seen, [of(1, 2400), of(2, 2400), of(1, 1200)]);
     }
 }

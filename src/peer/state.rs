@@ -1,16 +1,18 @@
 //! What an endpoint knows: its connections, how packets find them, whom it has dialled.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use boring::hash::hmac_sha256;
+use narad_shards::io::ring::Route;
 use narad_shards::remote::{CallError, ConnectionId};
 use narad_shards::rt::{self, Instant};
 use quiche::{Header, RecvInfo, Type};
 
 use super::admission::{Admission, Verdict, CID_BYTES};
+use super::intake::Intake;
 use super::link::{Event, Link};
 use super::metrics::{LinkFigures, PeerMetrics};
 use super::outbox::{Batch, Outbox};
@@ -19,6 +21,9 @@ use super::PeerSettings;
 
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// Connections that one shard of a node, or its control thread, has to this endpoint; the newest stay. It needs one, and the
+/// control thread another one for snapshots; what is left of a former process may be taken for alive for a while.
+const CONNECTIONS_PER_SPEAKER_MAX: usize = 4;
 /// Set in the first byte of packets of a handshake (RFC 9000, 17.2).
 const LONG_HEADER: u8 = 0x80;
 
@@ -45,11 +50,14 @@ pub(super) struct State {
     /// These may have packets to send, in turn.
     talking: VecDeque<ConnectionId>,
     pub outbox: Outbox,
+    intake: Intake,
     pub metrics: PeerMetrics,
-    refusals: Refusals,
+    /// Wrong proofs, and frames without room.
+    guesses: Refusals,
+    unfitting: Refusals,
 }
 
-/// Who guesses at the secret is worth a line, and not one for each guess.
+/// What is worth a line, and not one for each time.
 #[derive(Default)]
 struct Refusals {
     told_at: Option<Instant>,
@@ -59,14 +67,14 @@ struct Refusals {
 impl Refusals {
     const TELL_EVERY: Duration = Duration::from_secs(5);
 
-    fn note(&mut self, refused: u64, peer: SocketAddr, now: Instant) {
+    /// How often it has happened, when that is to be told now.
+    fn note(&mut self, refused: u64, now: Instant) -> Option<u64> {
         self.untold += refused;
-        if self.told_at.is_some_and(|told| now < told + Self::TELL_EVERY) {
-            return;
-        }
-        self.told_at = Some(now);
-        let times = std::mem::take(&mut self.untold);
-        tracing::warn!(component = "audit", %peer, times, "cluster stream rejected: invalid auth");
+        let quiet = self.told_at.is_some_and(|told| now < told + Self::TELL_EVERY);
+        (self.untold > 0 && !quiet).then(|| {
+            self.told_at = Some(now);
+            std::mem::take(&mut self.untold)
+        })
     }
 }
 
@@ -94,6 +102,7 @@ impl State {
         let reset_key = hmac_sha256(&secret, scope.as_bytes()).map_err(|error| error.to_string())?;
         Ok(State {
             outbox: Outbox::new(settings.offload),
+            intake: Intake::new(settings.incoming_bytes_max),
             settings,
             tls,
             admission: Admission::new(random()),
@@ -105,7 +114,8 @@ impl State {
             touched: BTreeSet::new(),
             talking: VecDeque::new(),
             metrics: PeerMetrics::default(),
-            refusals: Refusals::default(),
+            guesses: Refusals::default(),
+            unfitting: Refusals::default(),
         })
     }
 
@@ -146,7 +156,7 @@ impl State {
         let quic = self.tls.dial(&cid, self.local, to);
         let quic = quic.map_err(|error| CallError::NotSent(format!("cannot dial {to}: {error:?}")))?;
         self.metrics.dials += 1;
-        let id = self.insert(to, true, quic, now, vec![cid.to_vec()]);
+        let id = self.insert(Route::from(to), true, quic, now, vec![cid.to_vec()]);
         if let Some(known) = self.dialled.get_mut(&to) {
             known.link = Some(id);
         }
@@ -155,7 +165,7 @@ impl State {
 
     fn insert(
         &mut self,
-        peer: SocketAddr,
+        route: Route,
         dialled: bool,
         quic: super::buffers::Quic,
         now: Instant,
@@ -163,7 +173,8 @@ impl State {
     ) -> ConnectionId {
         let id = next_id();
         let keep_alive = self.settings.keep_alive.then_some(self.settings.idle_timeout / 3);
-        let mut link = Link::new(id, peer, dialled, quic, self.settings.secret.clone(), keep_alive, now);
+        let (secret, intake) = (self.settings.secret.clone(), self.intake.clone());
+        let mut link = Link::new(id, route, dialled, quic, secret, intake, keep_alive, now);
         self.by_cid.extend(cids.iter().map(|cid| (cid.clone(), id)));
         link.cids = cids;
         self.links.insert(id, link);
@@ -173,7 +184,8 @@ impl State {
 
     // Packets.
 
-    pub fn receive(&mut self, from: SocketAddr, datagram: &mut [u8], now: Instant) {
+    /// `at`: the address of this machine that it came to, where that is known.
+    pub fn receive(&mut self, from: SocketAddr, at: Option<IpAddr>, datagram: &mut [u8], now: Instant) {
         self.metrics.datagrams_received += 1;
         self.metrics.bytes_received += datagram.len() as u64;
         // Nearly all that comes has a short header and a known id, which stands behind its first byte.
@@ -181,7 +193,7 @@ impl State {
         let cid = datagram.get(1..=CID_BYTES).filter(|_| short);
         let id = match cid.and_then(|cid| self.by_cid.get(cid)) {
             Some(id) => Some(*id),
-            None => self.recognise(from, datagram, now),
+            None => self.recognise(Route { to: from, from: at }, datagram, now),
         };
         // Packets from another address than the peer's are not the peer's (E54).
         let Some(link) = id.and_then(|id| self.links.get_mut(&id)).filter(|link| link.peer == from) else { return };
@@ -191,16 +203,16 @@ impl State {
     }
 
     /// The connection that a datagram belongs to, by all that its header says; a new one, if it asks for one.
-    fn recognise(&mut self, from: SocketAddr, datagram: &mut [u8], now: Instant) -> Option<ConnectionId> {
+    fn recognise(&mut self, route: Route, datagram: &mut [u8], now: Instant) -> Option<ConnectionId> {
         let header = Header::from_slice(datagram, CID_BYTES).ok()?;
         match self.by_cid.get(header.dcid.as_ref()).copied() {
             Some(id) => Some(id),
-            None if header.ty == Type::Initial => self.admit(&header, from, datagram.len(), now),
-            None if header.ty == Type::Short => match self.dialled.get(&from).and_then(|known| known.link) {
+            None if header.ty == Type::Initial => self.admit(&header, route, datagram.len(), now),
+            None if header.ty == Type::Short => match self.dialled.get(&route.to).and_then(|known| known.link) {
                 // It may be the reset of a connection that the peer has forgotten: only quiche can tell.
                 Some(id) => Some(id),
                 None => {
-                    self.reset(&header, from, datagram.len());
+                    self.reset(&header, route, datagram.len());
                     None
                 }
             },
@@ -208,17 +220,17 @@ impl State {
         }
     }
 
-    fn admit(&mut self, header: &Header<'_>, from: SocketAddr, bytes: usize, now: Instant) -> Option<ConnectionId> {
+    fn admit(&mut self, header: &Header<'_>, route: Route, bytes: usize, now: Instant) -> Option<ConnectionId> {
         if bytes < quiche::MIN_CLIENT_INITIAL_LEN || !quiche::version_is_supported(header.version) {
             return None;
         }
         let unproven = self.links.values().filter(|link| link.is_unproven()).count();
         let token = header.token.as_deref().unwrap_or_default();
-        let original = match self.admission.judge(unproven, from, token, &header.dcid, now) {
+        let original = match self.admission.judge(unproven, route.to, token, &header.dcid, now) {
             Verdict::Accept => None,
             Verdict::AcceptVerified(original) => Some(original),
             Verdict::Retry => {
-                self.retry(header, from, now);
+                self.retry(header, route, now);
                 return None;
             }
             Verdict::Ignore => {
@@ -229,25 +241,25 @@ impl State {
         // After a Retry the dialler uses the id that was chosen for it then.
         let cid = if original.is_some() { header.dcid.to_vec() } else { random::<CID_BYTES>().to_vec() };
         let token = self.reset_token(&cid)?;
-        let quic = self.tls.accept(&cid, original.as_deref(), token, self.local, from).ok()?;
+        let quic = self.tls.accept(&cid, original.as_deref(), token, self.local, route.to).ok()?;
         self.metrics.accepts += 1;
         // The dialler's first packets go to an id of its own choice.
-        Some(self.insert(from, false, quic, now, vec![cid, header.dcid.to_vec()]))
+        Some(self.insert(route, false, quic, now, vec![cid, header.dcid.to_vec()]))
     }
 
-    fn retry(&mut self, header: &Header<'_>, from: SocketAddr, now: Instant) {
+    fn retry(&mut self, header: &Header<'_>, route: Route, now: Instant) {
         if !self.outbox.may_answer() {
             self.metrics.strangers_refused += 1;
             return;
         }
         let chosen = random::<CID_BYTES>();
-        let Some(token) = self.admission.token(from, &header.dcid, &chosen, now) else { return };
+        let Some(token) = self.admission.token(route.to, &header.dcid, &chosen, now) else { return };
         let chosen = quiche::ConnectionId::from_ref(&chosen);
         let mut packet = vec![0; super::DATAGRAM_BYTES_MIN];
         let written = quiche::retry(&header.scid, &header.dcid, &chosen, &token, header.version, &mut packet);
         if let Ok(bytes) = written {
             packet.truncate(bytes);
-            self.outbox.answer(from, packet);
+            self.outbox.answer(route, packet);
             self.metrics.retries += 1;
         }
     }
@@ -258,7 +270,7 @@ impl State {
     }
 
     /// Tells a peer that this process knows nothing of a connection: it was started again. Only whoever knows the secret can say it.
-    fn reset(&mut self, header: &Header<'_>, from: SocketAddr, bytes: usize) {
+    fn reset(&mut self, header: &Header<'_>, route: Route, bytes: usize) {
         // Shorter than what it answers, or two endpoints could go on for ever.
         const RESET_BYTES: usize = 42;
         if bytes <= RESET_BYTES || !self.outbox.may_answer() {
@@ -269,7 +281,7 @@ impl State {
         let mut packet = random::<RESET_BYTES>();
         packet[0] = 0x40 | (packet[0] & 0x3f);
         packet[RESET_BYTES - 16..].copy_from_slice(&token.to_be_bytes());
-        self.outbox.answer(from, packet.to_vec());
+        self.outbox.answer(route, packet.to_vec());
         self.metrics.resets_sent += 1;
     }
 
@@ -305,10 +317,17 @@ impl State {
             let Some(link) = self.links.get_mut(id) else { continue };
             link.advance(now);
             events.append(&mut link.events);
+            let peer = link.peer;
             let refused = std::mem::take(&mut link.tally.proofs_refused);
-            if refused > 0 {
-                self.metrics.proofs_refused += refused;
-                self.refusals.note(refused, link.peer, now);
+            self.metrics.proofs_refused += refused;
+            if let Some(times) = self.guesses.note(refused, now) {
+                tracing::warn!(component = "audit", %peer, times, "cluster stream rejected: invalid auth");
+            }
+            let refused = std::mem::take(&mut link.tally.frames_refused);
+            self.metrics.frames_refused += refused;
+            if let Some(times) = self.unfitting.note(refused, now) {
+                let (bytes, bytes_max) = (self.intake.bytes(), self.settings.incoming_bytes_max);
+                tracing::warn!(%peer, times, bytes, bytes_max, "frames of a peer are refused: too much is on its way at a time");
             }
             self.metrics.pings += std::mem::take(&mut link.tally.pings);
             self.metrics.silent += std::mem::take(&mut link.tally.silent);
@@ -359,9 +378,15 @@ impl State {
             }
             return;
         }
+        let speaker = link.speaker();
+        let accepted = |link: &&Link| !link.is_dialled() && link.is_open() && link.id != id;
         // An endpoint dials again only when its former connection is lost to it: nobody waits for answers there.
-        let former = |link: &&Link| link.peer == peer && !link.is_dialled() && link.is_open() && link.id != id;
-        let former: Vec<ConnectionId> = self.links.values().filter(former).map(|link| link.id).collect();
+        let mut former: Vec<ConnectionId> =
+            self.links.values().filter(accepted).filter(|link| link.peer == peer).map(|link| link.id).collect();
+        // The same shard of the same node from other addresses: former processes of it, or more than anybody needs.
+        let others = self.links.values().filter(accepted).filter(|link| link.peer != peer && link.speaker() == speaker);
+        let others: Vec<ConnectionId> = others.map(|link| link.id).collect();
+        former.extend(&others[..others.len().saturating_sub(CONNECTIONS_PER_SPEAKER_MAX - 1)]);
         for id in former {
             if let Some(link) = self.link(id) {
                 link.replace();
@@ -395,6 +420,7 @@ impl State {
 
     pub fn measure(&self) -> PeerMetrics {
         let mut metrics = self.metrics.clone();
+        metrics.incoming_bytes = self.intake.bytes() as u64;
         for link in self.links.values() {
             add_stats(&mut metrics, link);
             metrics.connections_dialled += u64::from(link.is_open() && link.is_dialled());

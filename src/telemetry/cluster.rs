@@ -141,6 +141,9 @@ fn render_peers(page: &mut Exposition, peers: &[(String, PeerMetrics)]) {
     family("narad_peer_calls_total", "Requests sent.", |peer| peer.calls);
     family("narad_peer_calls_timed_out_total", "Of these, not answered in time.", |peer| peer.calls_timed_out);
     family("narad_peer_requests_served_total", "Requests taken.", |peer| peer.requests_served);
+    family("narad_peer_frames_refused_total", "Frames that found no room: too many were on their way.", |peer| {
+        peer.frames_refused
+    });
     family("narad_peer_received_bytes_total", "Bytes of datagrams that came.", |peer| peer.bytes_received);
     family("narad_peer_sent_bytes_total", "Bytes of datagrams that left.", |peer| peer.bytes_sent);
     family("narad_peer_datagrams_received_total", "Datagrams that came.", |peer| peer.datagrams_received);

@@ -216,6 +216,7 @@ impl Shared {
         let (failed, kind) = (failure_reply(&request), CallKind::of(&request));
         let answered = match request {
             Request::Settle { incarnation, settles } => self.settle(node, incarnation, settles).await,
+            Request::Stats { incarnation } => self.stats(node, incarnation, kind).await,
             other => {
                 let budget = budget_of(&other);
                 self.exchange(node, other, kind, budget, room).await
@@ -225,6 +226,27 @@ impl Shared {
             Ok(reply) => Ok(reply),
             Err(failure) => failed(failure),
         }
+    }
+
+    /// Any shard of a node can say how all of them are: one that does not answer is passed over.
+    async fn stats(&self, node: NodeId, incarnation: Incarnation, kind: CallKind) -> Result<Reply, Failure> {
+        let request = || Request::Stats { incarnation };
+        let found = self.address_of(node, &request());
+        let first = found.as_ref().map_or(0, |(shard, _)| *shard);
+        let asked = self.exchange_at(node, found, request(), kind, STATS_BUDGET / 2, None).await;
+        let Err(Failure::NotSent(_) | Failure::Unknown(_)) = &asked else { return asked };
+        match self.sibling_of(node, first) {
+            Some(next) => self.exchange_at(node, Ok(next), request(), kind, STATS_BUDGET / 2, None).await,
+            None => asked,
+        }
+    }
+
+    /// Another shard of the same node.
+    fn sibling_of(&self, node: NodeId, shard: ShardId) -> Option<(ShardId, SocketAddr)> {
+        let peers = self.peers.borrow();
+        let addresses = &peers.peers.get(&node)?.shard_addrs;
+        let next = (usize::from(shard) + 1) % addresses.len().max(1);
+        addresses.get(next).filter(|_| next != usize::from(shard)).map(|address| (next as ShardId, *address))
     }
 
     /// Acks leave one by one as long as few are under way, else together (C86).
@@ -293,9 +315,21 @@ impl Shared {
         budget: Duration,
         room: Option<Credit>,
     ) -> Result<Reply, Failure> {
+        let found = self.address_of(node, &request);
+        self.exchange_at(node, found, request, kind, budget, room).await
+    }
+
+    async fn exchange_at(
+        &self,
+        node: NodeId,
+        found: Result<(ShardId, SocketAddr), Failure>,
+        request: Request,
+        kind: CallKind,
+        budget: Duration,
+        room: Option<Credit>,
+    ) -> Result<Reply, Failure> {
         let started = rt::now();
         let count = |outcome| self.calls.borrow_mut().count(kind, outcome, rt::now() - started);
-        let found = self.address_of(node, &request);
         let (shard, address) = found.inspect_err(|_| count(CallOutcome::Failed))?;
         let (destination, budget) = (partition_of(&request), budget.max(CALL_BUDGET_MIN));
         let settles = if let Request::Settle { settles, .. } = &request { settles.len() } else { 0 };

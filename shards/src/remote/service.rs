@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::late::LateCancels;
 use super::permits::Permits;
@@ -18,6 +19,9 @@ use crate::wire::{self, operation, status, Incoming, Kind, Outgoing, Refusal, SH
 
 /// Handlers at a time, commits (bounded by their bytes) and long polls aside (E45).
 const HANDLERS_MAX: usize = 64;
+
+/// How long one shard is waited for that is to say how its partitions are. Less than what is given to the whole answer.
+const STATS_WAIT: Duration = Duration::from_millis(500);
 
 /// The door of one shard. Cheap to clone.
 #[derive(Clone)]
@@ -181,10 +185,11 @@ impl Inner {
             },
             Request::Stats { incarnation } => {
                 let shards = 0..self.shard.snapshot().shards;
-                let asked = shards.map(|shard| Box::pin(self.shard.ask(shard, Request::Stats { incarnation })));
+                let ask = |shard| rt::timeout(STATS_WAIT, self.shard.ask(shard, Request::Stats { incarnation }));
                 let mut all = Vec::new();
-                for answer in rt::all(asked.collect()).await {
-                    if let Some(Reply::Stats(stats)) = answer {
+                // A shard that is stuck hides its own partitions only.
+                for answer in rt::all(shards.map(|shard| Box::pin(ask(shard))).collect()).await {
+                    if let Ok(Some(Reply::Stats(stats))) = answer {
                         all.extend(stats);
                     }
                 }
@@ -193,7 +198,7 @@ impl Inner {
             }
             produce @ Request::Produce { .. } => match self.shard.ask(here, produce).await {
                 Some(reply) => (here, reply),
-                None => (here, Reply::Produced(Err(CommitError::Failed("the shard stops".to_owned())))),
+                None => (here, Reply::Produced(Err(CommitError::Unavailable("the shard stops".to_owned())))),
             },
             other => {
                 tracing::error!(?other, "a frame was read as a request that no peer sends");
@@ -216,11 +221,11 @@ impl Inner {
         let here = self.shard.id();
         if self.shard.is_quiesced() {
             let text = "the owner is stopping".to_owned();
-            return (here, Reply::Commit(Err(CommitError::Failed(text))));
+            return (here, Reply::Commit(Err(CommitError::Unavailable(text))));
         }
         if !self.shard.has_room_for_peers().await {
             let text = "the owner's disk is nearly full: less than half of its reserve is free".to_owned();
-            return (here, Reply::Commit(Err(CommitError::Failed(text))));
+            return (here, Reply::Commit(Err(CommitError::Unavailable(text))));
         }
         let known = self.shard.snapshot().topic_of(batch.destination.incarnation).is_some();
         let serving = match self.place(batch.destination) {
@@ -228,7 +233,7 @@ impl Inner {
             Place::Elsewhere => return (here, Reply::Commit(Err(CommitError::NotOwner))),
             Place::Unknown if known => {
                 let text = "the owner does not know yet what it owns".to_owned();
-                return (here, Reply::Commit(Err(CommitError::Failed(text))));
+                return (here, Reply::Commit(Err(CommitError::Unavailable(text))));
             }
             // Of a topic that is not known here the shard says what it makes of it (412, or try again).
             Place::Here | Place::Unknown => here,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Inner, Shard};
-use crate::api::{NewRecord, ProduceError};
+use crate::api::{NewRecord, ProduceError, DISK_RESERVE, DRAINING};
 use crate::meta::{Destination, Incarnation};
 use crate::metrics::REJECTIONS;
 use crate::peer::{CommitBatch, CommitError, Committed, Record, Reply, Request};
@@ -20,7 +20,7 @@ impl Shard {
         let topic = self.inner.topics.borrow().get(topic).cloned().ok_or(ProduceError::TopicNotFound)?;
         let partition =
             topic.pick(record.key, record.partition).ok_or(ProduceError::PartitionOutOfRange { index: 0 })?;
-        self.admit().await.map_err(|error| self.count_rejection(topic.incarnation, error))?;
+        self.admit().await.map_err(|error| self.inner.count_rejection(topic.incarnation, error))?;
         let record = NewWalRecord {
             topic: &topic.name,
             incarnation: topic.incarnation,
@@ -30,7 +30,7 @@ impl Shard {
             payload: record.payload,
         };
         let appended = self.inner.wal.append(std::slice::from_ref(&record)).await;
-        appended.map(drop).map_err(|error| self.count_rejection(topic.incarnation, produce_error(error)))
+        appended.map(drop).map_err(|error| self.inner.count_rejection(topic.incarnation, produce_error(error)))
     }
 
     /// All records or none, in order, with consecutive sequence numbers, one accept time and one `202`.
@@ -42,7 +42,7 @@ impl Shard {
                 return Err(ProduceError::PartitionOutOfRange { index });
             }
         }
-        self.admit().await.map_err(|error| self.count_rejection(topic.incarnation, error))?;
+        self.admit().await.map_err(|error| self.inner.count_rejection(topic.incarnation, error))?;
         let accepted_at_ms = rt::wall_clock_ms();
         let mut staged = Vec::with_capacity(records.len());
         for (index, record) in records.iter().enumerate() {
@@ -58,19 +58,15 @@ impl Shard {
             });
         }
         let appended = self.inner.wal.append(&staged).await;
-        appended.map(drop).map_err(|error| self.count_rejection(topic.incarnation, produce_error(error)))
+        appended.map(drop).map_err(|error| self.inner.count_rejection(topic.incarnation, produce_error(error)))
     }
 
     async fn admit(&self) -> Result<(), ProduceError> {
         // A latched WAL answers 500 whatever the disk has free: the operator must see the failure, not its cause.
-        let room = self.inner.wal.failed().is_some() || self.inner.reserve.has_room().await;
-        if self.inner.draining.get() {
-            return Err(ProduceError::Draining);
+        if self.inner.wal.failed().is_some() && !self.inner.draining.get() {
+            return Ok(());
         }
-        match room {
-            true => Ok(()),
-            false => Err(ProduceError::DiskReserve),
-        }
+        self.inner.admit().await
     }
 }
 
@@ -78,6 +74,16 @@ impl Shard {
 const DIRECT_BUDGET: Duration = Duration::from_secs(5);
 
 impl Inner {
+    /// Whether this node takes produce at all, however it comes (E22).
+    async fn admit(&self) -> Result<(), ProduceError> {
+        let room = self.reserve.has_room().await;
+        match room {
+            _ if self.draining.get() => Err(ProduceError::Draining),
+            true => Ok(()),
+            false => Err(ProduceError::DiskReserve),
+        }
+    }
+
     /// Synchronous produce (E56): the partition's owner has it when this returns; this node never had. A partition whose
     /// owner is dead is passed over for the next one, unless it was asked for by number.
     pub(super) async fn produce_direct(
@@ -87,6 +93,11 @@ impl Inner {
         record: Record,
     ) -> Result<(u32, Committed), CommitError> {
         let topic = self.topics.borrow().get(&name).cloned().ok_or(CommitError::UnknownTopic)?;
+        self.admit().await.map_err(|error| {
+            let text = if error == ProduceError::Draining { DRAINING } else { DISK_RESERVE };
+            self.count_rejection(topic.incarnation, error);
+            CommitError::Unavailable(text.to_owned())
+        })?;
         let first = topic.pick(record.key().unwrap_or_default(), pinned);
         let first = first.ok_or_else(|| CommitError::Failed("partition out of range".to_owned()))?;
         let walk = if pinned.is_some() { 1 } else { topic.partitions };
@@ -96,8 +107,8 @@ impl Inner {
             owner.filter(|owner| self.peers.borrow().is_alive(owner.node)).map(|owner| (*partition, owner))
         };
         let found = (0..walk).map(|step| (first + step) % topic.partitions).find_map(|partition| lives(&partition));
-        let (partition, owner) =
-            found.ok_or_else(|| CommitError::Failed("no owner of a partition of the topic is alive".to_owned()))?;
+        let (partition, owner) = found
+            .ok_or_else(|| CommitError::Unavailable("no owner of a partition of the topic is alive".to_owned()))?;
         let destination = Destination { incarnation: topic.incarnation, partition };
         let batch = CommitBatch {
             destination,
@@ -117,7 +128,7 @@ impl Inner {
 /// Refused produces of each topic, by [`REJECTIONS`].
 pub type Rejections = BTreeMap<Incarnation, [u64; REJECTIONS.len()]>;
 
-impl Shard {
+impl Inner {
     /// Off the path of a produce that succeeds.
     fn count_rejection(&self, topic: Incarnation, error: ProduceError) -> ProduceError {
         let reason = match &error {
@@ -129,7 +140,7 @@ impl Shard {
             ProduceError::TopicNotFound | ProduceError::PartitionOutOfRange { .. } => return error,
         };
         if let Some(index) = REJECTIONS.iter().position(|known| *known == reason) {
-            self.inner.rejections.borrow_mut().entry(topic).or_default()[index] += 1;
+            self.rejections.borrow_mut().entry(topic).or_default()[index] += 1;
         }
         error
     }

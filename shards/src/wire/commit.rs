@@ -51,6 +51,7 @@ enum OutcomeV1 {
     Poisoned(String),
     Failed(String),
     Unreachable(String),
+    Unavailable(String),
 }
 
 /// `partition` is the one that a synchronous produce has picked.
@@ -138,6 +139,7 @@ pub(super) fn encode_reply(number: u16, shard: ShardId, reply_: &Reply) -> Optio
         }
         Err(CommitError::Spent) => (status::UNAVAILABLE, OutcomeV1::Spent),
         Err(CommitError::Poisoned(cause)) => (status::INTERNAL, OutcomeV1::Poisoned(cut(cause))),
+        Err(CommitError::Unavailable(cause)) => (status::UNAVAILABLE, OutcomeV1::Unavailable(cut(cause))),
         Err(CommitError::Failed(cause)) => (status::INTERNAL, OutcomeV1::Failed(cut(cause))),
         Err(CommitError::Unreachable(cause)) => (status::INTERNAL, OutcomeV1::Unreachable(cut(cause))),
     };
@@ -158,6 +160,7 @@ pub(super) fn decode_reply(incoming: &Incoming) -> Result<(ShardId, Reply), Refu
         OutcomeV1::Spent => Err(CommitError::Spent),
         OutcomeV1::Poisoned(cause) => Err(CommitError::Poisoned(cut(cause))),
         OutcomeV1::Failed(cause) => Err(CommitError::Failed(cut(cause))),
+        OutcomeV1::Unavailable(cause) => Err(CommitError::Unavailable(cut(cause))),
         OutcomeV1::Unreachable(cause) => Err(CommitError::Unreachable(cut(cause))),
     };
     let reply = match incoming.header.operation {

@@ -87,6 +87,7 @@ fn replies() -> Vec<(u16, Reply)> {
         (COMMIT, Reply::Commit(Err(CommitError::Spent))),
         (COMMIT, Reply::Commit(Err(CommitError::Poisoned("EIO".to_owned())))),
         (COMMIT, Reply::Commit(Err(CommitError::Failed("no space".to_owned())))),
+        (COMMIT, Reply::Commit(Err(CommitError::Unavailable("it stops".to_owned())))),
         (PRODUCE, Reply::Produced(Ok((4, committed)))),
         (CONSUME, Reply::Deliveries(Ok(deliveries))),
         (CONSUME, Reply::Deliveries(Ok(Vec::new()))),
@@ -144,7 +145,11 @@ fn e52_an_owner_that_does_not_know_the_topic_is_not_believed_that_there_is_none(
     assert_eq!(sent.status, status::UNAVAILABLE);
     let (_, got) = answered(&arrived(&sent)).expect("well-formed");
     assert!(matches!(got, Reply::Deliveries(Err(ConsumeError::OwnerDown))), "{got:?}");
-    for (error, status) in [(CommitError::UnknownTopic, 503), (CommitError::NotOwner, 421)] {
+    for (error, status) in [
+        (CommitError::UnknownTopic, 503),
+        (CommitError::Unavailable("it stops".to_owned()), 503),
+        (CommitError::NotOwner, 421),
+    ] {
         let sent = answer(operation::COMMIT_PRODUCE_BATCH, 0, &Reply::Commit(Err(error)));
         assert_eq!(sent.map(|frame| frame.status), Some(status));
     }

@@ -340,6 +340,7 @@ impl Hands for Driver {
         }
         tracing::info!(index, "consensus: installed a metadata snapshot of the leader");
         self.handed = index;
+        self.consensus.installs.set(self.consensus.installs.get() + 1);
         self.configurations = VecDeque::from([core.configuration().clone()]);
         Ok(())
     }

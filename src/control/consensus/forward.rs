@@ -10,7 +10,7 @@ use std::time::Duration;
 use narad_shards::meta::Incarnation;
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::remote::CallError;
-use narad_shards::rt::sync::oneshot;
+use narad_shards::rt::sync::{oneshot, Receiver};
 use narad_shards::rt::{self, Instant};
 use narad_shards::wire::{status, Incoming, Outgoing};
 
@@ -22,7 +22,7 @@ use crate::control::{Command, Log, Outcome};
 
 /// Between two attempts while nobody leads.
 const RETRY: Duration = Duration::from_millis(50);
-/// What a node that forwards a create gives the leader, which may hold it while it starts (6.2).
+/// For a create altogether: a leader may hold it while it starts (6.2), and so may the next one.
 const CREATE_BUDGET: Duration = Duration::from_secs(75);
 /// So long before the end a held command is given up: whoever waits for it is told that nothing was done.
 const HELD_MARGIN: Duration = Duration::from_secs(1);
@@ -32,6 +32,21 @@ enum Failure {
     /// For certain not: it may be tried again.
     NotDone(String),
     Unknown(String),
+}
+
+/// A leader, 0 when none is known, and its term.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Reign {
+    leader: u64,
+    term: u64,
+}
+
+/// How long a change may take until it is in the log.
+fn longest(command: &Command) -> Duration {
+    match command {
+        Command::CreateTopic { .. } => CREATE_BUDGET,
+        _ => DEADLINE,
+    }
 }
 
 /// Committed, and what it does once it is applied here.
@@ -67,7 +82,7 @@ impl Log for Rc<Consensus> {
 impl Consensus {
     /// See [`Log::propose`].
     pub async fn decide(&self, command: Command) -> Result<Outcome, Stopped> {
-        let until = rt::now() + DEADLINE;
+        let until = rt::now() + longest(&command);
         let (outcome, seen_by) = self.until_done(until, || self.try_propose(command.clone(), until)).await?;
         let outcome = match seen_by {
             None => outcome.await,
@@ -100,12 +115,14 @@ impl Consensus {
             .unwrap_or_else(|_| Err(Stopped::refused("no leader has said in time whether the topic exists".to_owned())))
     }
 
-    /// Tries again what was not done for certain, until the deadline.
+    /// Tries again what was not done for certain, until the deadline; or until nobody has taken over for [`DEADLINE`]:
+    /// what one leader refuses, or all do that are known, will not be otherwise in a minute.
     async fn until_done<T>(
         &self,
         until: Instant,
         mut attempt: impl AsyncFnMut() -> Result<T, Failure>,
     ) -> Result<T, Stopped> {
+        let (mut asked, mut give_up) = (self.reign(), rt::now() + DEADLINE);
         loop {
             if let Some(stopped) = self.stopped() {
                 return Err(stopped);
@@ -114,12 +131,24 @@ impl Consensus {
             match attempt().await {
                 Ok(value) => return Ok(value),
                 Err(Failure::Unknown(why)) => return Err(Stopped::unknown(why)),
-                Err(Failure::NotDone(why)) if rt::now() + RETRY >= until => {
-                    return Err(Stopped::refused(why));
+                Err(Failure::NotDone(why)) => {
+                    let reign = self.reign();
+                    if reign != asked {
+                        (asked, give_up) = (reign, rt::now() + DEADLINE);
+                    }
+                    if rt::now() + RETRY >= until.min(give_up) {
+                        return Err(Stopped::refused(why));
+                    }
+                    drop(rt::timeout(RETRY, changed).await);
                 }
-                Err(Failure::NotDone(_)) => drop(rt::timeout(RETRY, changed).await),
             }
         }
+    }
+
+    /// Who leads, as far as is known here.
+    fn reign(&self) -> Reign {
+        let status = self.status.borrow();
+        Reign { leader: status.leader, term: status.term }
     }
 
     async fn try_propose(&self, command: Command, until: Instant) -> Result<Awaited, Failure> {
@@ -142,7 +171,7 @@ impl Consensus {
         let command = prepare(command).map_err(Failure::NotDone)?;
         let committed = self.wait_for(id, true);
         self.request(Request::Propose { id, data: command.encode() });
-        self.await_commit(id, committed, until).await
+        self.await_commit(id, committed, until.min(rt::now() + DEADLINE)).await
     }
 
     /// Waits until this node has started (K35).
@@ -187,13 +216,9 @@ impl Consensus {
         command: &Command,
         until: Instant,
     ) -> Result<(Committed, Instant), Failure> {
-        let address = self.leader_elsewhere()?;
+        let (address, asked) = (self.leader_elsewhere()?, self.reign());
         let mut committed = self.wait_for(id, false);
-        let budget = match command {
-            Command::CreateTopic { .. } => CREATE_BUDGET,
-            _ => until - rt::now(),
-        };
-        let call = self.transport.call(address, codec::propose_frame(budget, id, &command.encode()));
+        let call = self.transport.call(address, codec::propose_frame(until - rt::now(), id, &command.encode()));
         // It may come back in the log before the leader's reply does.
         let replied = match rt::first_of(&mut committed, call).await {
             Ok(verdict) => {
@@ -203,20 +228,67 @@ impl Consensus {
             Err(replied) => replied,
         };
         let waiting = match replied {
-            Ok(reply) if reply.header.status == status::OK => Ok(()),
-            Ok(reply) if reply.header.status == status::MISDIRECTED => Err(Failure::NotDone(codec::reply_text(&reply))),
-            Ok(reply) => Err(Failure::Unknown(codec::reply_text(&reply))),
+            Ok(reply) => match reply.header.status {
+                status::OK => Ok(None),
+                status::MISDIRECTED => Err(Failure::NotDone(codec::reply_text(&reply))),
+                status::UNAVAILABLE => Ok(Some(codec::reply_text(&reply))),
+                _ => Err(Failure::Unknown(codec::reply_text(&reply))),
+            },
             Err(CallError::NotSent(why)) => {
                 Err(Failure::NotDone(format!("the leader at {address} cannot be reached: {why}")))
             }
-            Err(CallError::Unknown(why)) => Err(unknown(format!("the leader at {address} did not answer: {why}"))),
+            Err(CallError::Unknown(why)) => Ok(Some(format!("the leader at {address} did not answer: {why}"))),
         };
-        if let Err(failure) = waiting {
-            self.forget(id);
-            return Err(failure);
-        }
+        let waiting = match waiting {
+            Ok(Some(why)) => self.learn_fate(&mut committed, asked, until, why).await.map(Some),
+            Ok(None) => Ok(None),
+            Err(failure) => Err(failure),
+        };
         let seen_by = rt::now() + DEADLINE;
-        Ok((self.await_commit(id, committed, seen_by).await?, seen_by))
+        match waiting {
+            Ok(None) => Ok((self.await_commit(id, committed, seen_by).await?, seen_by)),
+            Ok(Some(verdict)) => {
+                Ok((self.await_commit(id, std::future::ready(Some(verdict)), seen_by).await?, seen_by))
+            }
+            Err(failure) => {
+                self.forget(id);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Whoever was asked does not say what has become of a change. If it is in the log, it comes back in it. And once
+    /// another leader, of a later term, has had its word confirmed by a quorum, and all of that is applied here, what has
+    /// not come back never will: an entry of an earlier term that this leader lacks is none any more.
+    async fn learn_fate(
+        &self,
+        committed: &mut Receiver<Verdict>,
+        asked: Reign,
+        until: Instant,
+        why: String,
+    ) -> Result<Verdict, Failure> {
+        let installs = self.installs.get();
+        let until = until.min(rt::now() + DEADLINE);
+        let passed_by = async {
+            loop {
+                let changed = self.changed();
+                let Reign { leader, term } = self.reign();
+                if leader != 0 && leader != asked.leader && term > asked.term {
+                    if let Ok(index) = self.try_read(until).await {
+                        if self.applier.wait_shown(index).await.is_ok() {
+                            return;
+                        }
+                    }
+                }
+                let _ = rt::timeout(RETRY, changed).await;
+            }
+        };
+        match rt::timeout(until - rt::now(), rt::first_of(committed, passed_by)).await {
+            Ok(Ok(Some(verdict))) => Ok(verdict),
+            // An image would hold what it does without having brought it back.
+            Ok(Err(())) if self.installs.get() == installs => Err(Failure::NotDone(why)),
+            _ => Err(Failure::Unknown(why)),
+        }
     }
 
     /// The index up to which everything reaches that was decided before the call.
@@ -296,11 +368,7 @@ impl Consensus {
         if !self.leads() {
             return codec::refusal(incoming, status::MISDIRECTED, "this node does not lead");
         }
-        let longest = match command {
-            Command::CreateTopic { .. } => CREATE_BUDGET,
-            _ => DEADLINE,
-        };
-        let until = rt::now() + incoming.budget().min(longest);
+        let until = rt::now() + incoming.budget().min(longest(&command));
         match self.propose_here(id, command, until).await {
             Ok(Committed { index, .. }) => codec::number_reply(incoming, index),
             Err(Failure::NotDone(why)) => codec::refusal(incoming, status::MISDIRECTED, &why),

@@ -10,6 +10,10 @@ use narad_shards::rt::Instant;
 /// after which a member is dead. Before that, whoever speaks in its name may be a copy of its directory.
 pub const SILENCE: Duration = Duration::from_secs(30);
 
+/// Of servers outside the configuration so many are remembered, those heard last: newcomers, and whoever was removed and
+/// does not know it. Each restart with an empty directory is another id.
+const STRANGERS_MAX: usize = 64;
+
 /// What a message says about its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
@@ -38,7 +42,14 @@ pub struct HeardFrom {
 impl HeardFrom {
     /// Takes note of a message. What comes from another address than before counts only once the server has been
     /// [`SILENCE`] silent at that one, or is certain. Returns the former address when it is another one now.
-    pub fn note(&mut self, raft_id: u64, address: &str, word: Word, now: Instant) -> Option<Arc<str>> {
+    pub fn note(
+        &mut self,
+        raft_id: u64,
+        address: &str,
+        word: Word,
+        now: Instant,
+        is_server: impl Fn(u64) -> bool,
+    ) -> Option<Arc<str>> {
         let answered = (word == Word::Answers).then_some(now);
         let mut former = None;
         if let Some(heard) = self.servers.get_mut(&raft_id) {
@@ -53,7 +64,21 @@ impl HeardFrom {
             former = Some(heard.address.clone());
         }
         self.servers.insert(raft_id, Heard { address: Arc::from(address), at: now, answered });
+        // Counted only when one more is there than before: not with every message.
+        if former.is_none() && self.servers.len() > STRANGERS_MAX {
+            self.forget_stranger(raft_id, is_server);
+        }
         former
+    }
+
+    /// Forgets who has been silent longest of too many that the configuration lacks; not the one heard now.
+    fn forget_stranger(&mut self, heard_now: u64, is_server: impl Fn(u64) -> bool) {
+        let strangers: Vec<u64> = self.servers.keys().copied().filter(|id| !is_server(*id)).collect();
+        let others = strangers.iter().filter(|id| **id != heard_now);
+        let oldest = others.min_by_key(|id| (self.servers[*id].at, **id)).filter(|_| strangers.len() > STRANGERS_MAX);
+        if let Some(oldest) = oldest.copied() {
+            self.servers.remove(&oldest);
+        }
     }
 
     pub fn address(&self, raft_id: u64) -> Option<&Arc<str>> {
@@ -88,7 +113,7 @@ mod tests {
     fn a_server_is_where_it_was_until_it_was_silent_there_for_as_long_as_a_dead_member_or_it_is_certain() {
         let mut heard = HeardFrom::default();
         let mut say = |address: &str, word, at| {
-            let former = heard.note(7, address, word, seconds(at));
+            let former = heard.note(7, address, word, seconds(at), |_| false);
             (former.as_deref().map(str::to_owned), heard.address(7).unwrap().to_string())
         };
         assert_eq!(say("old:1", Word::Answers, 10), (None, "old:1".into()));
@@ -105,12 +130,29 @@ mod tests {
         let mut heard = HeardFrom::default();
         let (leads_since, now) = (seconds(5), seconds(20));
         assert_eq!(heard.unanswered_for(7, leads_since, now), Duration::from_secs(15));
-        heard.note(7, "old:1", Word::Answers, seconds(10));
-        heard.note(7, "old:1", Word::Other, seconds(18));
-        heard.note(7, "new:1", Word::Answers, seconds(19));
+        heard.note(7, "old:1", Word::Answers, seconds(10), |_| false);
+        heard.note(7, "old:1", Word::Other, seconds(18), |_| false);
+        heard.note(7, "new:1", Word::Answers, seconds(19), |_| false);
         assert_eq!(heard.unanswered_for(7, leads_since, now), Duration::from_secs(10));
         assert_eq!(heard.silent_for(7, leads_since, now), Duration::from_secs(2));
         // A leader judges by what has happened since it leads.
         assert_eq!(heard.silent_for(7, seconds(19), now), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn servers_that_nobody_knows_are_remembered_up_to_a_number_and_those_of_the_configuration_always() {
+        let mut heard = HeardFrom::default();
+        let is_server = |id: u64| id < 100;
+        for id in 0..90 {
+            heard.note(id, "server:1", Word::Answers, seconds(id), is_server);
+        }
+        for id in 0..10_000 {
+            heard.note(1000 + id, "stranger:1", Word::Other, seconds(200 + id), is_server);
+            // This one goes on talking.
+            heard.note(1000, "stranger:1", Word::Other, seconds(200 + id), is_server);
+        }
+        assert_eq!(heard.addresses().len(), 90 + STRANGERS_MAX);
+        assert!((0..90).chain([1000, 10_999]).all(|id| heard.address(id).is_some()));
+        assert!(heard.address(1001).is_none());
     }
 }

@@ -154,6 +154,8 @@ pub struct Consensus {
     holds_creates: Cell<bool>,
     prepare: RefCell<Prepare>,
     waiters: RefCell<BTreeMap<ProposalId, Waiter>>,
+    /// Images put in the place of the state: what they hold did not come in the log.
+    installs: Cell<u64>,
     process: u64,
     proposals: Cell<u64>,
     receiving: snapshot::Receiving,
@@ -195,6 +197,7 @@ impl Consensus {
             holds_creates: Cell::new(false),
             prepare: RefCell::new(Rc::new(Ok)),
             waiters: RefCell::default(),
+            installs: Cell::new(0),
             process: rt::random_u64(),
             proposals: Cell::new(0),
             receiving: snapshot::Receiving::default(),
@@ -412,10 +415,12 @@ impl Consensus {
     }
 
     fn note_address(&self, raft_id: u64, address: &str, word: Word) {
-        if raft_id == self.status.borrow().raft_id {
+        let status = self.status.borrow();
+        if raft_id == status.raft_id {
             return; // a copy of this directory
         }
-        if let Some(former) = self.heard_from.borrow_mut().note(raft_id, address, word, rt::now()) {
+        let is_server = |id: u64| status.configuration.servers.contains_key(&id);
+        if let Some(former) = self.heard_from.borrow_mut().note(raft_id, address, word, rt::now(), is_server) {
             tracing::info!(raft_id, former = &*former, address, "consensus: a server is at another address now");
         }
     }

@@ -155,3 +155,19 @@ fn e41_an_ack_passes_commits_that_fill_the_connection() {
         until(|| stored.get() == 4).await;
     });
 }
+
+#[test]
+fn an_endpoint_bound_to_every_address_answers_from_the_one_that_was_dialled() {
+    run(|handle| async move {
+        let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));
+        let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let b = PeerEndpoint::start(&handle, everywhere, other.clone(), secret(SECRET)).expect("a free port");
+        let a = start(&handle, &one, secret(SECRET));
+        // Not the one that the kernel would choose for the way back.
+        for ip in [[127, 0, 0, 2], [127, 0, 0, 3]] {
+            ask(&a, SocketAddr::from((ip, b.local_addr().port()))).await.expect("it is answered");
+        }
+        // And dials from there as any other.
+        ask(&b, a.local_addr()).await.expect("it is answered");
+    });
+}

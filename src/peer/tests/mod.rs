@@ -2,6 +2,7 @@
 
 mod calls;
 mod hostile;
+mod intake;
 mod liveness;
 mod raw;
 mod tls;

@@ -6,10 +6,12 @@ use std::task::Poll;
 
 use narad_shards::io::ring::Udp;
 use narad_shards::rt::{self};
+use narad_shards::wire::{Header, HEADER_BYTES};
 use quiche::RecvInfo;
 
 use super::*;
 use crate::peer::buffers::Quic;
+use crate::peer::greeting;
 use crate::peer::proof::{prove, Material, Role, PROOF_BYTES};
 use crate::peer::tls::Tls;
 
@@ -68,6 +70,60 @@ impl Raw {
     pub fn proof(&mut self, secret: &[u8]) -> [u8; PROOF_BYTES] {
         let material = Material::of(AsMut::<boring::ssl::SslRef>::as_mut(&mut self.quic)).expect("it is established");
         prove(Some(secret), Role::Dialler, &material).expect("hmac works")
+    }
+
+    /// Proves the secret and says `hello`; `false`: it is not let in.
+    pub async fn introduce(&mut self, secret: &[u8], hello: &Hello) -> bool {
+        self.handshake().await;
+        let proof = self.proof(secret);
+        self.say(0, &proof);
+        let proven = self.heard(PROOF_BYTES).await.len() == PROOF_BYTES;
+        self.say(0, &greeting::encode(hello));
+        proven && !self.heard(10).await.is_empty()
+    }
+
+    /// Sends all of `bytes`, unless the other side stops taking them.
+    pub async fn pour(&mut self, stream: u64, bytes: &[u8]) -> usize {
+        let mut sent = 0;
+        for _ in 0..20 {
+            let mut give = |quic: &mut Quic| {
+                sent += quic.stream_send(stream, &bytes[sent..], false).unwrap_or(0);
+                sent == bytes.len() || quic.peer_error().is_some()
+            };
+            if self.pump(&mut give).await {
+                break;
+            }
+        }
+        // What was queued leaves at the next turn.
+        self.pump(|_| true).await;
+        sent
+    }
+
+    /// The headers that have come on a stream, bodies left out.
+    pub async fn replies(&mut self, stream: u64, count: usize) -> Vec<Header> {
+        let (mut bytes, mut headers): (Vec<u8>, Vec<Header>) = Default::default();
+        let mut take = |quic: &mut Quic| {
+            let mut space = [0; 4096];
+            while let Ok((count, _)) = quic.stream_recv(stream, &mut space) {
+                bytes.extend_from_slice(&space[..count]);
+            }
+            while let Some(header) = bytes.first_chunk::<HEADER_BYTES>().and_then(|header| Header::decode(header).ok())
+            {
+                if bytes.len() < header.length as usize {
+                    break;
+                }
+                bytes.drain(..header.length as usize);
+                headers.push(header);
+            }
+            headers.len() >= count || quic.peer_error().is_some()
+        };
+        for _ in 0..20 {
+            if self.pump(&mut take).await {
+                break;
+            }
+        }
+        assert!(self.quic.peer_error().is_none(), "{:?}", self.quic.peer_error());
+        headers
     }
 
     pub fn say(&mut self, stream: u64, bytes: &[u8]) {

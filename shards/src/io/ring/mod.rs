@@ -36,7 +36,7 @@ pub use disk::{RingDisk, RingFile};
 pub use net::{Listener, Stream};
 pub(crate) use ops::{Descriptor, Op};
 pub(crate) use slots::{Class, Completion, Keep, Memory, OpId};
-pub use udp::{Received, Sent, Udp, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
+pub use udp::{Received, Route, Sent, Udp, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
 
 use recv_buffers::RecvBuffers;
 use registered::Registered;

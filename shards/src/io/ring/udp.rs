@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::rc::Rc;
 use std::task::{ready, Context, Poll};
@@ -28,13 +28,29 @@ const RECEIVES_MAX: usize = 16;
 /// What is asked for the socket's buffers, each way; the kernel may give less.
 const SOCKET_BUFFER_BYTES: libc::c_int = 4 << 20;
 
+/// Eight bytes each; twice as many as the longest two control messages take.
+const CONTROL_WORDS: usize = 16;
+
+/// Where datagrams go, and which address of this machine they come from. `None`: the kernel chooses one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    pub to: SocketAddr,
+    pub from: Option<IpAddr>,
+}
+
+impl From<SocketAddr> for Route {
+    fn from(to: SocketAddr) -> Route {
+        Route { to, from: None }
+    }
+}
+
 /// What one `recvmsg` or `sendmsg` points to. It is boxed by its slot, so that nothing of it moves meanwhile.
 pub(crate) struct Message {
     header: libc::msghdr,
     vector: libc::iovec,
     name: libc::sockaddr_storage,
-    /// Aligned as control messages are.
-    control: [u64; 8],
+    /// Aligned as control messages are. Room for two: how datagrams are cut or joined, and an address of this machine.
+    control: [u64; CONTROL_WORDS],
     data: Vec<u8>,
 }
 
@@ -42,7 +58,7 @@ impl Message {
     fn new(data: Vec<u8>) -> Box<Message> {
         // SAFETY: zeroed is a valid value of these plain C structs.
         let (header, vector, name) = unsafe { (std::mem::zeroed(), std::mem::zeroed(), std::mem::zeroed()) };
-        Box::new(Message { header, vector, name, control: [0; 8], data })
+        Box::new(Message { header, vector, name, control: [0; CONTROL_WORDS], data })
     }
 
     /// Points the header at the parts of this message.
@@ -63,40 +79,79 @@ impl Message {
         self.link(std::mem::size_of::<libc::sockaddr_storage>() as u32, std::mem::size_of_val(&self.control))
     }
 
-    /// `segment_bytes`: the kernel cuts the data into datagrams of that size.
-    fn for_send(&mut self, to: SocketAddr, segment_bytes: Option<u16>) -> *mut libc::msghdr {
-        let (name, name_bytes) = encode(to);
-        self.name = name;
-        let Some(segment_bytes) = segment_bytes else { return self.link(name_bytes, 0) };
+    /// Appends a control message to those that end at byte `at`. Returns where it ends.
+    fn put<T>(&mut self, at: usize, level: libc::c_int, kind: libc::c_int, value: T) -> usize {
+        let bytes = std::mem::size_of::<T>() as u32;
         // SAFETY: pure arithmetic.
-        let space = unsafe { libc::CMSG_SPACE(std::mem::size_of::<u16>() as u32) } as usize;
-        debug_assert!(space <= std::mem::size_of_val(&self.control));
-        let header = self.link(name_bytes, space);
-        // SAFETY: the header points to `control`, which is aligned for a control message and has room for this one.
+        let (length, space) = unsafe { (libc::CMSG_LEN(bytes), libc::CMSG_SPACE(bytes) as usize) };
+        assert!(at + space <= std::mem::size_of_val(&self.control), "there is room for two");
+        // SAFETY: within `control`, as just asserted; `at` is a sum of spaces, which keep the alignment of a header, and
+        // `control` has it to begin with. The data behind the header is written unaligned.
         unsafe {
-            let control = libc::CMSG_FIRSTHDR(header);
-            (*control).cmsg_level = libc::SOL_UDP;
-            (*control).cmsg_type = libc::UDP_SEGMENT;
-            (*control).cmsg_len = libc::CMSG_LEN(std::mem::size_of::<u16>() as u32) as _;
-            libc::CMSG_DATA(control).cast::<u16>().write_unaligned(segment_bytes);
+            let header = (&raw mut self.control).cast::<u8>().add(at).cast::<libc::cmsghdr>();
+            (*header).cmsg_level = level;
+            (*header).cmsg_type = kind;
+            (*header).cmsg_len = length as _;
+            libc::CMSG_DATA(header).cast::<T>().write_unaligned(value);
         }
-        header
+        at + space
     }
 
-    /// Bytes of each datagram that the kernel has joined; `None` when it has joined nothing.
-    fn joined_segment_bytes(&self) -> Option<usize> {
-        // SAFETY: the kernel has filled `control` up to `msg_controllen`, and the macros stay within that.
+    /// `segment_bytes`: the kernel cuts the data into datagrams of that size.
+    fn for_send(&mut self, route: Route, segment_bytes: Option<u16>) -> *mut libc::msghdr {
+        let (name, name_bytes) = encode(route.to);
+        self.name = name;
+        let mut end = 0;
+        if let Some(segment_bytes) = segment_bytes {
+            end = self.put(end, libc::SOL_UDP, libc::UDP_SEGMENT, segment_bytes);
+        }
+        match route.from {
+            None => {}
+            Some(IpAddr::V4(from)) => {
+                let ipi_spec_dst = libc::in_addr { s_addr: u32::from_ne_bytes(from.octets()) };
+                let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst, ipi_addr: libc::in_addr { s_addr: 0 } };
+                end = self.put(end, libc::IPPROTO_IP, libc::IP_PKTINFO, info);
+            }
+            Some(IpAddr::V6(from)) => {
+                let ipi6_addr = libc::in6_addr { s6_addr: from.octets() };
+                let info = libc::in6_pktinfo { ipi6_addr, ipi6_ifindex: 0 };
+                end = self.put(end, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, info);
+            }
+        }
+        self.link(name_bytes, end)
+    }
+
+    /// Of a control message that the kernel has put beside what arrived.
+    fn find<T>(&self, level: libc::c_int, kind: libc::c_int) -> Option<T> {
+        // SAFETY: the kernel has filled `control` up to `msg_controllen`, and the macros stay within that. Whoever asks
+        // for a message of this kind knows that it holds a plain `T`; one that is shorter is passed over.
         unsafe {
             let mut control = libc::CMSG_FIRSTHDR(&self.header);
             while !control.is_null() {
-                if (*control).cmsg_level == libc::SOL_UDP && (*control).cmsg_type == libc::UDP_GRO {
-                    let bytes = libc::CMSG_DATA(control).cast::<libc::c_int>().read_unaligned();
-                    return usize::try_from(bytes).ok().filter(|bytes| *bytes > 0);
+                let whole = (*control).cmsg_len as usize >= libc::CMSG_LEN(std::mem::size_of::<T>() as u32) as usize;
+                if (*control).cmsg_level == level && (*control).cmsg_type == kind && whole {
+                    return Some(libc::CMSG_DATA(control).cast::<T>().read_unaligned());
                 }
                 control = libc::CMSG_NXTHDR(&self.header, control);
             }
         }
         None
+    }
+
+    /// Bytes of each datagram that the kernel has joined; `None` when it has joined nothing.
+    fn joined_segment_bytes(&self) -> Option<usize> {
+        let bytes = self.find::<libc::c_int>(libc::SOL_UDP, libc::UDP_GRO)?;
+        usize::try_from(bytes).ok().filter(|bytes| *bytes > 0)
+    }
+
+    /// The address of this machine that it came to, where the socket is asked to tell.
+    fn came_to(&self) -> Option<IpAddr> {
+        let v4 = || self.find::<libc::in_pktinfo>(libc::IPPROTO_IP, libc::IP_PKTINFO);
+        if let Some(info) = v4() {
+            return Some(IpAddr::V4(Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes())));
+        }
+        let info = self.find::<libc::in6_pktinfo>(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO)?;
+        Some(IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr)))
     }
 }
 
@@ -105,6 +160,8 @@ type Spares = Rc<RefCell<Vec<Box<Message>>>>;
 /// One or more datagrams of one sender, in order.
 pub struct Received {
     pub from: SocketAddr,
+    /// The address of this machine that they came to. Told where the socket is bound to all of them.
+    pub to: Option<IpAddr>,
     segment_bytes: usize,
     bytes: usize,
     message: Option<Box<Message>>,
@@ -128,7 +185,7 @@ impl Drop for Received {
 /// What became of a send. That it has arrived is not said.
 pub struct Sent {
     pub result: io::Result<()>,
-    pub to: SocketAddr,
+    pub route: Route,
     pub data: Vec<u8>,
     /// Bytes of each datagram but the last, when the kernel was to cut it.
     pub segment_bytes: Option<u16>,
@@ -136,7 +193,7 @@ pub struct Sent {
 
 struct Sending {
     id: OpId,
-    to: SocketAddr,
+    route: Route,
     segment_bytes: Option<u16>,
 }
 
@@ -179,6 +236,14 @@ fn bound_socket(address: SocketAddr, offload: bool) -> io::Result<(OwnedFd, (usi
     if offload {
         // A kernel that cannot join datagrams hands them over one by one.
         let _ = set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
+    }
+    if address.ip().is_unspecified() {
+        // Whoever asked at one address takes an answer from another for a stranger's.
+        let (level, name) = match address {
+            SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_PKTINFO),
+            SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+        };
+        set_option(&socket, level, name, 1)?;
     }
     bind_to(&socket, address)?;
     // The kernel doubles what it was asked for, to cover its own bookkeeping.
@@ -256,7 +321,8 @@ impl Udp {
                 let whole = message.header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
                 let segment_bytes = message.joined_segment_bytes().unwrap_or(bytes);
                 let spares = self.spares.clone();
-                let received = Received { from, segment_bytes, bytes, message: Some(message), spares };
+                let to = message.came_to();
+                let received = Received { from, to, segment_bytes, bytes, message: Some(message), spares };
                 if whole {
                     return Poll::Ready(Ok(received));
                 }
@@ -277,20 +343,21 @@ impl Udp {
 
     /// Sends `data` as one datagram, or as datagrams of `segment_bytes` with a shorter one at the end. Only while nothing
     /// is being sent.
-    pub fn send(&self, to: SocketAddr, data: Vec<u8>, segment_bytes: Option<u16>) {
+    pub fn send(&self, route: impl Into<Route>, data: Vec<u8>, segment_bytes: Option<u16>) {
         assert!(!self.is_sending(), "one send in flight a socket, or datagrams overtake each other");
         let mut message = self.send_spare.take().unwrap_or_else(|| Message::new(Vec::new()));
         message.data = data;
-        let name = match to {
+        let route = route.into();
+        let to = match route.to {
             SocketAddr::V4(v4) if self.v6 => SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port())),
-            _ => to,
+            to => to,
         };
-        let header = message.for_send(name, segment_bytes);
+        let header = message.for_send(Route { to, ..route }, segment_bytes);
         let entry = opcode::SendMsg::new(self.descriptor.get(), header).flags(libc::MSG_NOSIGNAL as u32).build();
         let keep = Keep::on(&self.descriptor, Memory::Message(message));
         // SAFETY: the entry points to the header, and that to the other parts, of the boxed message of `keep`.
         let id = unsafe { self.ring.start(Class::Socket, entry, keep) };
-        *self.sending.borrow_mut() = Some(Sending { id, to, segment_bytes });
+        *self.sending.borrow_mut() = Some(Sending { id, route, segment_bytes });
     }
 
     /// Completes with the send in flight, once; with `None` when there is none.
@@ -305,7 +372,7 @@ impl Udp {
             code => Err(io::Error::from_raw_os_error(-code)),
         };
         let sending = self.sending.borrow_mut().take();
-        Poll::Ready(sending.map(|Sending { to, segment_bytes, .. }| Sent { result, to, data, segment_bytes }))
+        Poll::Ready(sending.map(|Sending { route, segment_bytes, .. }| Sent { result, route, data, segment_bytes }))
     }
 }
 

@@ -1,10 +1,10 @@
 //! UDP sockets of the ring against each other.
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::{Sent, Udp};
+use super::{Route, Sent, Udp};
 use crate::rt::ring::RingHandle;
 use crate::rt::ring_tests::run;
 use crate::rt::{self, Queue};
@@ -97,4 +97,28 @@ fn lesson_u7_a_socket_that_waits_can_be_dropped() {
         assert!(waited.is_err());
         drop(idle);
     });
+}
+
+#[test]
+fn a_socket_bound_to_every_address_tells_which_one_was_asked_and_answers_from_it() {
+    for (everywhere, asked) in [("0.0.0.0:0", "127.0.0.2"), ("[::]:0", "::ffff:127.0.0.3")] {
+        run(move |handle| async move {
+            let wide = handle.udp(everywhere.parse().expect("an address"), true).expect("a free port");
+            let port = wide.local_addr().expect("it is bound").port();
+            let (four, four_address) = socket(&handle, true);
+            let ip: IpAddr = asked.parse().expect("an address");
+            let target = SocketAddr::from((ip.to_canonical(), port));
+            assert!(send(&four, target, vec![1; 5], None).await.result.is_ok());
+            let received = poll_fn(|cx| wide.poll_receive(cx)).await.expect("loopback works");
+            assert_eq!((received.from, received.to), (four_address, Some(ip)));
+            for segment_bytes in [None, Some(2)] {
+                let route = Route { to: four_address, from: received.to };
+                wide.send(route, vec![2; 5], segment_bytes);
+                let sent = poll_fn(|cx| wide.poll_sent(cx)).await.expect("it was being sent");
+                assert!(sent.result.is_ok(), "{:?}", sent.result);
+                let count = if segment_bytes.is_some() { 3 } else { 1 };
+                assert_eq!(receive(&four, count, target).await.concat(), [2; 5]);
+            }
+        });
+    }
 }

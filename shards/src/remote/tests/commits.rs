@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::world::{run, text, Node, World, LIFE, MS, SECOND, TOPIC};
-use crate::api::SettleMode;
+use crate::api::{SettleMode, DISK_RESERVE, DRAINING};
 use crate::io::Slice;
 use crate::meta::{Address, Destination, NodeId};
 use crate::peer::{Carrier, CommitBatch, CommitError, Record, Reply, Request};
@@ -97,7 +97,7 @@ fn k41_a_node_that_does_not_own_the_partition_says_so_and_stores_nothing() {
         let right = commit(&world, &nodes[0], Address::remote(NodeId(2)), batch(0, "x")).await;
         assert_eq!(right, Ok(0));
         let unowned = commit(&world, &nodes[0], Address::remote(NodeId(2)), batch(7, "x")).await;
-        assert!(matches!(unowned, Err(CommitError::Failed(_))), "{unowned:?}");
+        assert!(matches!(unowned, Err(CommitError::Unavailable(_))), "{unowned:?}");
         let mut other_life = batch(0, "x");
         other_life.destination.incarnation = crate::meta::Incarnation(9);
         other_life.accepted_under = Some(crate::meta::Incarnation(9));
@@ -215,6 +215,38 @@ fn e56_a_synchronous_produce_walks_past_dead_owners_and_is_answered_after_the_co
         for _ in 0..2 {
             assert!(world.consume(&nodes[0], 0, None, 50 * MS).await.is_some(), "visible already");
         }
+    });
+}
+
+#[test]
+fn e22_a_synchronous_produce_is_refused_as_any_other_where_the_disk_is_nearly_full_or_the_node_stops() {
+    run(31, 3, 1, &[3, 2], |world, nodes| async move {
+        let produce = async |pin| {
+            let record = Record { body: Slice::copy_from(b"sync"), key_bytes: 0 };
+            let (topic, carrier) = (Arc::from(TOPIC), nodes[0].shards[0].carrier().clone());
+            let request = Request::Produce { topic, partition: Some(pin), record };
+            match world.on(&nodes[0], async move { carrier.call(Address::remote(NodeId(2)), request).await }).await {
+                Ok(Reply::Produced(result)) => result.map(drop),
+                other => panic!("{other:?}"),
+            }
+        };
+        let refused = |why: &str| Err(CommitError::Unavailable(why.to_owned()));
+        assert_eq!(
+            (produce(0).await, produce(1).await),
+            (Ok(()), Ok(())),
+            "owned by a third node, and by the one asked"
+        );
+        world.set_capacity(&nodes[1], Some(0));
+        rt::sleep(SECOND).await;
+        assert_eq!((produce(0).await, produce(1).await), (refused(DISK_RESERVE), refused(DISK_RESERVE)));
+        world.set_capacity(&nodes[1], None);
+        world.set_capacity(&nodes[2], Some(0));
+        rt::sleep(SECOND).await;
+        assert_eq!(produce(1).await, Ok(()), "it heals by itself");
+        let owner = produce(0).await.expect_err("its owner's disk is full");
+        assert!(matches!(&owner, CommitError::Unavailable(why) if why.contains("nearly full")), "{owner:?}");
+        nodes[1].shards[0].drain();
+        assert_eq!((produce(0).await, produce(1).await), (refused(DRAINING), refused(DRAINING)));
     });
 }
 

@@ -55,3 +55,25 @@ fn http_api_9_2_every_partition_is_described_by_its_owner_and_one_that_is_silent
         assert_eq!(shown(&all), [&fine[..], &[last(Some(""), Err(Unknown))]].concat());
     });
 }
+
+#[test]
+fn http_api_9_2_a_shard_that_hangs_hides_its_own_partitions_and_no_others_of_its_node() {
+    run(32, 2, 3, &[2; 6], |world, nodes| async move {
+        for partition in 0..6 {
+            world.produce(&nodes[0], 0, partition, "x").await;
+        }
+        rt::sleep(500 * MS).await;
+        for hangs in 0..3 {
+            // One of the three is the one that is asked first.
+            *world.stuck.borrow_mut() = [(2, hangs)].into();
+            let started = rt::now();
+            let all = describe(&world, &nodes[0], None).await;
+            let seen: Vec<_> =
+                all.iter().map(|report| report.stats.as_ref().is_ok_and(|s| s.high_watermark == 1)).collect();
+            // Partition p is on shard 7p + 2 mod 3.
+            let expected: Vec<_> = (0..6).map(|partition| (partition + 2) % 3 != hangs).collect();
+            assert_eq!(seen, expected, "shard {hangs} hangs");
+            assert!(rt::now() - started < 2 * SECOND, "{:?}", rt::now() - started);
+        }
+    });
+}

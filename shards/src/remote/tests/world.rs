@@ -1,7 +1,7 @@
 //! Nodes of real shards over simulated disks and rings, on one simulated network.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,15 +14,16 @@ use crate::io::sim::SimDisk;
 use crate::io::Disk;
 use crate::log::LogOptions;
 use crate::meta::{Address, Incarnation, NodeId, ShardId, Snapshot, TopicMeta};
-use crate::peer::{Reply, Request, Take};
+use crate::peer::{LocalBoxFuture, Reply, Request, Take};
 use crate::queue::{CommitterOptions, Consumer};
 use crate::remote::sim::SimNetwork;
-use crate::remote::{Hello, Peer, PeerBook, RemoteCarrier, RemoteService, Service};
+use crate::remote::{ConnectionId, Hello, Peer, PeerBook, RemoteCarrier, RemoteService, Service};
 use crate::rt::sim::Sim;
 use crate::rt::sync::oneshot;
 use crate::rt::{self, Queue};
 use crate::shard::{RetentionOptions, Shard, ShardOptions};
 use crate::spsc::{mesh, Handler, Links};
+use crate::wire::{Incoming, Outgoing};
 
 pub const TOPIC: &str = "orders";
 pub const LIFE: Incarnation = Incarnation(0xabc);
@@ -58,7 +59,44 @@ pub struct World {
     versions: Cell<u64>,
     /// Commits that a shard got over a ring.
     pub ring_calls: Rc<Cell<u64>>,
+    /// Shards whose thread hangs: neither siblings nor peers get an answer.
+    pub stuck: Rc<RefCell<BTreeSet<(u64, ShardId)>>>,
 }
+
+/// What peers meet of a shard.
+struct Door {
+    service: RemoteService,
+    me: (u64, ShardId),
+    stuck: Rc<RefCell<BTreeSet<(u64, ShardId)>>>,
+}
+
+impl Service for Door {
+    fn hello(&self) -> Hello {
+        self.service.hello()
+    }
+
+    fn met(&self, connection: ConnectionId, from: &Hello, address: SocketAddr) -> Result<(), String> {
+        self.service.met(connection, from, address)
+    }
+
+    fn serve(&self, connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
+        match self.stuck.borrow().contains(&self.me) {
+            true => Box::pin(std::future::pending()),
+            false => self.service.serve(connection, request),
+        }
+    }
+
+    fn cancelled_late(&self, connection: ConnectionId, request_id: u64) {
+        self.service.cancelled_late(connection, request_id);
+    }
+
+    fn lost(&self, connection: ConnectionId) {
+        self.service.lost(connection);
+    }
+}
+
+/// What every node keeps free of its disk; without a capacity it is always there.
+pub const RESERVE_BYTES: u64 = 1 << 20;
 
 fn address(node: u64, shard: ShardId) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, node as u8], 7000 + shard))
@@ -83,6 +121,7 @@ pub fn run<F: Future<Output = ()>>(
         owners: RefCell::new(owners.to_vec()),
         versions: Cell::new(1),
         ring_calls: Rc::default(),
+        stuck: Rc::default(),
     });
     sim.run(async move {
         let mut started = Vec::new();
@@ -177,7 +216,11 @@ impl World {
         for (id, end) in (0..).zip(ends) {
             let slot: Rc<OnceCell<Shard>> = Rc::default();
             let (own, calls) = (slot.clone(), self.ring_calls.clone());
+            let stuck = self.stuck.clone();
             let handler: Handler = Rc::new(move |_, request| {
+                if stuck.borrow().contains(&(number, id)) {
+                    return Box::pin(std::future::pending());
+                }
                 calls.set(calls.get() + u64::from(matches!(request, Request::Commit(_))));
                 let shard = own.get().cloned();
                 Box::pin(async move {
@@ -206,7 +249,7 @@ impl World {
                     cold_interval: None,
                     open_logs_max: 100,
                 },
-                disk_reserve_bytes: 0,
+                disk_reserve_bytes: RESERVE_BYTES,
                 disk_room: Default::default(),
                 adopt: Vec::new(),
             };
@@ -214,8 +257,9 @@ impl World {
             assert!(slot.set(shard.clone()).is_ok());
             let boot_id = self.boots.borrow()[&number];
             let hello = move || Hello { cluster_id: 5, node: format!("node-{number}"), boot_id, ..Hello::default() };
-            let service: Rc<dyn Service> = Rc::new(RemoteService::new(shard.clone(), Box::new(hello)));
-            self.network.listen(number as u32, address(number, id), service);
+            let service = RemoteService::new(shard.clone(), Box::new(hello));
+            let door: Rc<dyn Service> = Rc::new(Door { service, me: (number, id), stuck: self.stuck.clone() });
+            self.network.listen(number as u32, address(number, id), door);
             shards.push(shard);
         }
         Node { number, shards, carriers, _links: links }
@@ -254,6 +298,11 @@ impl World {
     pub fn set_dead(&self, dead: &[u64]) {
         self.versions.set(self.versions.get() + 1);
         *self.dead.borrow_mut() = dead.to_vec();
+    }
+
+    /// Leaves a node's disk `bytes` in all.
+    pub fn set_capacity(&self, node: &Node, bytes: Option<u64>) {
+        self.disks.borrow()[&node.number].set_capacity(bytes);
     }
 
     pub fn kill(&self, node: Node) {

@@ -206,6 +206,46 @@ fn k14_e47_e52_what_was_answered_is_there_once_and_what_was_denied_is_not_whatev
 }
 
 #[test]
+fn k11_a_change_that_was_handed_to_a_leader_that_dies_is_done_by_the_next_one_and_done_once() {
+    for seed in 0..60 {
+        run(seed, 3, |world| async move {
+            world.start_all().await;
+            let leader = world.wait_leader().await;
+            world.settle().await;
+            let tag = if leader == 1 { 2 } else { 1 };
+            let follower = world.running(tag).unwrap();
+            for (name, id) in [("kept", 1), ("gone", 2)] {
+                follower.consensus.decide(create(name, id)).await.unwrap();
+            }
+            let begin = |command| {
+                let (answer, answered) = rt::sync::oneshot();
+                let asked = follower.clone();
+                world.sim.spawn_on(tag, async move {
+                    let _ = answer.send(asked.consensus.decide(command).await);
+                });
+                answered
+            };
+            let created = begin(create("new", 3));
+            let deleted = begin(Command::DeleteTopic { name: Arc::from("gone"), incarnation: Incarnation(2) });
+            // Nothing of it has arrived, or all but the answer, or anything in between.
+            rt::sleep(Duration::from_micros(seed * 400)).await;
+            let asked = rt::now();
+            world.crash(leader);
+            assert!(matches!(created.await, Some(Ok(Outcome::Created(_)))), "seed {seed}");
+            assert!(matches!(deleted.await, Some(Ok(Outcome::Deleted(_)))), "seed {seed}");
+            assert!(rt::now() - asked < Duration::from_secs(5));
+            assert!(follower.applier.snapshot().topic("new").is_some(), "E52");
+            world.start(leader).await;
+            world.settle().await;
+            for tag in 1..=3 {
+                let topics: Vec<_> = world.topics(tag).values().map(|topic| topic.incarnation.0).collect();
+                assert_eq!(topics, [1, 3], "seed {seed}, node {tag}");
+            }
+        });
+    }
+}
+
+#[test]
 fn e47_loss_of_leadership_ends_a_proposal_early_as_unknown_and_a_barrier_with_it() {
     for seed in 0..20 {
         run(seed, 3, |world| async move {

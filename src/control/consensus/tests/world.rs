@@ -180,6 +180,9 @@ pub struct Network {
     pub delay_ms_max: Cell<u64>,
 }
 
+/// After that a connection is given up on which nothing answers.
+const SILENCE: Duration = Duration::from_secs(2);
+
 fn address(tag: u32) -> SocketAddr {
     format!("10.0.0.{tag}:7943").parse().unwrap()
 }
@@ -238,11 +241,12 @@ impl Transport for Link {
                 rt::sleep(network.delay()).await;
                 let target = network.target(to).filter(|_| !network.loses(from, to));
                 let Some(target) = target else {
-                    // Half of them are told so; the others wait their budget out.
+                    // Half of them are told so; the others find out that nobody is there (E40).
                     if network.rng.borrow_mut().chance(1, 2) {
                         return Err(CallError::NotSent("cut".to_owned()));
                     }
-                    return std::future::pending().await;
+                    rt::sleep(SILENCE).await;
+                    return Err(CallError::Unknown("nothing answers".to_owned()));
                 };
                 let (reply, replied) = rt::sync::oneshot();
                 network.sim.spawn_on(to, async move {
