@@ -114,10 +114,11 @@ fn consume(load: &Load, mut nodes: Nodes) {
         let asked = Instant::now();
         let done = nodes.call("GET", &target, &[("X-Narad-Client", "harness")], b"");
         load.seen().consumes += 1;
-        if !load.note("consume", &done) || done.status() == 204 {
+        if !load.note("consume", &done) {
+            thread::sleep(PAUSE);
             continue;
         }
-        let Ok(answer) = &done.last else { continue };
+        let Some(answer) = done.last.as_ref().ok().filter(|answer| answer.status == 200) else { continue };
         let message = answer.json();
         let place = (message["partition"].as_u64().unwrap_or(u64::MAX), message["offset"].as_u64().unwrap_or(u64::MAX));
         {
