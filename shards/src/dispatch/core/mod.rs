@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use action::{Action, CommitId, Report, TopicLife};
+pub use action::{Action, CommitId, Report, TopicLife, Trouble};
 
 use super::{DispatchMetrics, ReadLimit};
 use crate::meta::{Address, Destination, NodeId, Snapshot};
@@ -119,8 +119,12 @@ pub struct Core {
     /// Lanes whose batch waits for a slot only, oldest first. Entries may be stale: the lane's `ready` decides.
     due: VecDeque<LaneId>,
     probes_due: VecDeque<LaneId>,
-    /// Lanes whose batch waits for room at its owner, the longest first. Entries may be stale.
-    starving: VecDeque<LaneId>,
+    /// Lanes whose batch waits for room, by owner, the longest first.
+    starving: BTreeMap<Address, BTreeMap<u64, LaneId>>,
+    /// The last number given out in such a line.
+    starved_last: u64,
+    /// They have not been asked since room came back.
+    room_came: bool,
     lingering: BTreeSet<(Instant, LaneId)>,
     timers: BTreeSet<(Instant, LaneId)>,
 
@@ -176,7 +180,9 @@ impl Core {
             verdicts: Verdicts::default(),
             due: VecDeque::new(),
             probes_due: VecDeque::new(),
-            starving: VecDeque::new(),
+            starving: BTreeMap::new(),
+            starved_last: 0,
+            room_came: false,
             lingering: BTreeSet::new(),
             timers: BTreeSet::new(),
             held_records: 0,
@@ -370,6 +376,25 @@ impl Core {
         metrics
     }
 
+    /// Other nodes to which commits fail or hang, and what of.
+    pub fn troubles(&self) -> BTreeMap<NodeId, Trouble> {
+        let mut troubles: BTreeMap<NodeId, Trouble> = BTreeMap::new();
+        for lane in self.lanes.iter().filter(|lane| lane.live && (lane.failing.is_some() || lane.hung())) {
+            let Some(address) = lane.address.filter(|address| address.node != NodeId::LOCAL) else { continue };
+            let trouble = troubles.entry(address.node).or_default();
+            trouble.owed |= !lane.is_empty();
+            match &lane.failing {
+                Some(failing) => {
+                    trouble.failing += 1;
+                    trouble.rerouting += usize::from(failing.announced);
+                    trouble.error = lane.last_error.clone().or(trouble.error.take());
+                }
+                None => trouble.hung += 1,
+            }
+        }
+        troubles
+    }
+
     /// What is still owed, for the message of a failed test.
     #[cfg(test)]
     pub fn describe(&self) -> String {
@@ -442,10 +467,13 @@ impl Core {
         lane.live = live;
         lane.address = address;
         if moved {
-            (lane.served, lane.starved_since, lane.starved) = (None, None, false);
+            lane.served = None;
         }
         if let Some(failing) = lane.failing.as_mut().filter(|_| moved) {
             failing.retry_at = self.now; // another owner deserves a try of its own at once
+        }
+        if moved || died {
+            self.unstarve(id);
         }
         if died {
             self.topic_went(id);
@@ -572,6 +600,7 @@ impl Core {
             self.timers.remove(&(at, id));
         }
         self.lanes_active -= usize::from(lane.active);
+        self.unstarve(id);
         self.skipping.remove(&id);
         self.wanting.remove(&id);
         self.lanes.remove(id);

@@ -503,6 +503,9 @@ fn e41_whoever_has_waited_longest_for_room_asks_first() {
         append 1 orders/2
         append 2 orders/0
         append 3 orders/3
+        # each waits once, however often the owner has too little for it
+        freed 7/65534
+        freed 7/65534
         room 7/65534
         > commit orders/2 [1] to 7/65534 (30s)
         > commit orders/0 [2] to 7/65534 (30s)
@@ -528,7 +531,7 @@ fn e41_what_fits_does_not_pass_what_waits_for_room() {
 }
 
 #[test]
-fn e41_an_owner_that_had_no_room_and_then_fails_is_rerouted_from_its_first_attempt_on() {
+fn e41_the_reroute_grace_begins_when_a_batch_leaves_not_while_it_waits_for_room() {
     run("
         topic orders 1 2 on 7/65534,0/0
         full 7/65534
@@ -536,25 +539,63 @@ fn e41_an_owner_that_had_no_room_and_then_fails_is_rerouted_from_its_first_attem
         tick 4s
         room 7/65534
         > commit orders/0 [1] to 7/65534 (30s)
+        tick 500ms
         unreachable orders/0
         > failing orders/0 no answer from the owner: connection lost
+        tick 1s
+        > commit orders/0 [1] to 7/65534 (5s)
+        unreachable orders/0
+        append 2 orders/0
+        # three seconds after the first attempt began
+        tick 1499ms
+        > commit orders/0 [1] to 7/65534 (5s)
+        unreachable orders/0
+        tick 1ms
         > rerouting orders/0
+        > rescan 2
+        > commit orders/1 [2] to 0/0 (30s)
+    ");
+}
+
+#[test]
+fn e41_a_death_ends_the_wait_for_room() {
+    run("
+        topic orders 1 2 on 7/65534,0/0
+        full 7/65534
+        append 1 orders/0
+        dead 7
+        > rescan 1
         > commit orders/1 [1] to 0/0 (30s)
         ok orders/1
         > checkpoint 2
-        tick 1s
+        # what comes for it later has waited for nothing yet
+        alive 7
+        room 7/65534
         append 2 orders/0
-        > commit orders/0 [2] to 7/65534 (5s)
-        ok orders/0
-        > recovered orders/0
-        > checkpoint 3
-        # a death ends the wait as well
-        full 7/65534
-        append 3 orders/0
-        dead 7
-        > rescan 3
-        > commit orders/1 [3] to 0/0 (30s)
+        > commit orders/0 [2] to 7/65534 (30s)
     ");
+}
+
+#[test]
+fn e41_what_was_taken_back_has_lost_its_place_in_the_line() {
+    let script = run("
+        topic orders 1 3 on 7/65534,7/65534,0/0
+        append 1 orders/1
+        > commit orders/1 [1] to 7/65534 (30s)
+        ok orders/1
+        > checkpoint 2
+        full 7/65534
+        append 2 orders/0
+        append 3 orders/1
+        # the WAL has it back for a while
+        staging-low
+        tick 1s
+        > rescan 2
+        room 7/65534
+        > commit orders/1 [3] to 7/65534 (30s)
+        > commit orders/0 [2] to 7/65534 (30s)
+    ");
+    assert_eq!(script.core.metrics().commits_starved, 3);
 }
 
 #[test]
