@@ -25,7 +25,7 @@ use narad_shards::meta::{Incarnation, TopicMeta};
 use narad_shards::metrics::ShardMetrics;
 use narad_shards::peer::Take;
 use narad_shards::rt::ring::{run_shard_thread, Options as ShardOptions};
-use narad_shards::rt::{self, Queue};
+use narad_shards::rt::{self, Queue, Spin};
 
 use crate::load::narad::{Budget, Client, Produce, Wire};
 use crate::load::options::{counts, duration};
@@ -172,8 +172,11 @@ impl Server {
         let cpu = options.cpus.as_deref().map(|asked| cores::choose(Some(asked), 1)).transpose()?.map(|cpus| cpus[0]);
         let (stop, used_nanos): (Arc<AtomicBool>, Arc<AtomicU64>) = Default::default();
         let (say, hear) = mpsc::channel();
-        let shard =
-            ShardOptions { cpu, spin: Duration::from_micros(options.spin_us), ..ShardOptions::new("http ceiling") };
+        let shard = ShardOptions {
+            cpu,
+            spin: Spin::always(Duration::from_micros(options.spin_us)),
+            ..ShardOptions::new("http ceiling")
+        };
         let (stopping, used) = (stop.clone(), used_nanos.clone());
         let thread = std::thread::spawn(move || {
             let serve = move |handle: rt::ring::RingHandle| async move {

@@ -271,7 +271,12 @@ impl AttachedDisk {
     pub fn mount(&mut self) -> io::Result<PathBuf> {
         let at = self.folder.join("mnt");
         std::fs::create_dir_all(&at)?;
-        run("mount", &[&self.loop_device, &at.to_string_lossy()])?;
+        let place = at.to_string_lossy();
+        run("mount", &[&self.loop_device, &place]).or_else(|refused| {
+            // XFS refuses a second file system of one UUID, and the recorded one may live on in a mount namespace that
+            // somebody made meanwhile.
+            run("mount", &["-o", "nouuid", &self.loop_device, &place]).map_err(|_| refused)
+        })?;
         self.mounted_at = Some(at.clone());
         Ok(at)
     }

@@ -173,7 +173,7 @@ impl Page<'_> {
         match self.plan {
             Ok(plan) => {
                 page["placement"] = json!({
-                    "shards": plan.shards, "pinned": plan.pinned(), "control_cpu": plan.control, "spin_us": plan.spin_us,
+                    "shards": plan.shards, "pinned": plan.pinned(), "control_cpu": plan.control, "spin": plan.spin_words(),
                 });
             }
             Err(refusal) => page["refusal"] = json!(refusal.to_string()),

@@ -53,7 +53,8 @@ macro_rules! with_node_flags {
             /// CPU of the control thread (runtime.control_cpu)
             #[argh(option)]
             control_cpu: Option<String>,
-            /// microseconds to poll before a shard sleeps (runtime.spin_us)
+            /// microseconds to poll before each sleep of a shard; default: only
+            /// while its drive works (runtime.spin_us)
             #[argh(option)]
             spin_us: Option<String>,
             /// shard i also listens on this port plus i (runtime.shard_ports)
@@ -269,7 +270,7 @@ mod tests {
         assert_eq!(config.cluster.node_id.as_deref(), Some("n"));
         assert_eq!((config.log.level, config.log.format), (config::LogLevel::Warn, config::LogFormat::Text));
         assert_eq!(config.runtime.cpus.unwrap().to_string(), "2-3");
-        assert_eq!((config.runtime.control_cpu, config.runtime.spin_us), (Some(1), 5));
+        assert_eq!((config.runtime.control_cpu, config.runtime.spin_us), (Some(1), Some(5)));
         assert_eq!((config.runtime.memory_bytes, config.runtime.shard_ports), (Some(2 << 30), Some(9001)));
         let config =
             config::load(&parse(&["--shards", "4", "--no-pin", "--port", "9"]).sources(Vec::new()).unwrap()).unwrap();

@@ -153,7 +153,8 @@ pub struct Runtime {
     pub no_pin: bool,
     /// `None`: the control thread floats over the allowed CPUs.
     pub control_cpu: Option<u32>,
-    pub spin_us: u64,
+    /// Before each sleep of a shard. `None`: only while its drive works.
+    pub spin_us: Option<u64>,
     /// Shard `i` also listens on this port plus `i`, by itself. `None`: only on the common port.
     pub shard_ports: Option<u16>,
     /// Of all shards together. `None`: half of the limit.

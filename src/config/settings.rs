@@ -261,7 +261,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     setting("runtime.cpus", "NARAD_RUNTIME_CPUS", into!(runtime.cpus, some cpus)),
     setting("runtime.no_pin", "NARAD_RUNTIME_NO_PIN", into!(runtime.no_pin, boolean)),
     setting("runtime.control_cpu", "NARAD_RUNTIME_CONTROL_CPU", into!(runtime.control_cpu, some in CPUS)),
-    setting("runtime.spin_us", "NARAD_RUNTIME_SPIN_US", into!(runtime.spin_us, in 0..=1_000_000)),
+    setting("runtime.spin_us", "NARAD_RUNTIME_SPIN_US", into!(runtime.spin_us, some in 0..=1_000_000)),
     setting("runtime.shard_ports", "NARAD_RUNTIME_SHARD_PORTS", into!(runtime.shard_ports, some in 1..=65_535)),
     setting("runtime.memory", "NARAD_RUNTIME_MEMORY", into!(runtime.memory_bytes, some bytes)),
 ];

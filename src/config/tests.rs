@@ -282,7 +282,7 @@ fn unknown_variables_are_ignored_with_a_warning() {
 #[test]
 fn s3_spinning_without_pinning_is_ignored_with_a_warning() {
     let config = from_flags(&[("runtime.spin_us", "50"), ("runtime.no_pin", "true")]).unwrap();
-    assert_eq!(config.runtime.spin_us, 0);
+    assert_eq!(config.runtime.spin_us, None);
     assert!(config.warnings[0].cause.contains("runtime.spin_us is ignored"));
 }
 

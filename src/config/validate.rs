@@ -119,8 +119,8 @@ fn runtime(config: &mut Config) -> Result<(), String> {
             ));
         }
     }
-    if runtime.spin_us > 0 && runtime.no_pin {
-        runtime.spin_us = 0;
+    if runtime.spin_us.is_some_and(|spin| spin > 0) && runtime.no_pin {
+        runtime.spin_us = None;
         config.warnings.push(Warning::new(
             "runtime.spin_us is ignored, since only pinned shards may spin and runtime.no_pin is set",
             "drop one of them",

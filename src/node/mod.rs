@@ -269,7 +269,7 @@ impl Prepared {
                 [only] => only.port().to_string(),
                 [] => "none".to_owned(),
             },
-            spin_us = self.cpus.spin_us,
+            spin = self.cpus.spin_words(),
             memory = %format_bytes(self.memory.total_bytes),
             memory_per_shard = %format_bytes(self.memory.per_shard_bytes),
             memory_limit = %format_bytes(self.memory.limit_bytes),

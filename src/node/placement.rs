@@ -1,6 +1,10 @@
 //! Which CPU each shard runs on, and how much memory each gets. Pure: what the machine allows goes in, a plan or a
 //! refusal comes out.
 
+use std::time::Duration;
+
+use narad_shards::rt::{Spin, DRIVE_SPIN};
+
 use crate::config::{format_bytes, CpuSet, Runtime, Warning};
 
 use super::cgroup::Limits;
@@ -16,11 +20,20 @@ pub struct CpuPlan {
     pub shards: Vec<Option<u32>>,
     /// `runtime.control_cpu`, or one that no pinned shard has; `None` to float.
     pub control: Option<u32>,
-    pub spin_us: u64,
+    pub spin: Spin,
     pub warnings: Vec<Warning>,
 }
 
 impl CpuPlan {
+    /// When shards poll, in words.
+    pub fn spin_words(&self) -> String {
+        match self.spin {
+            Spin::Never => "never".into(),
+            Spin::ForDrive(limit) => format!("up to {} us while the drive works", limit.as_micros()),
+            Spin::Always(limit) => format!("{} us before each sleep", limit.as_micros()),
+        }
+    }
+
     pub fn pinned(&self) -> bool {
         self.shards.iter().all(Option::is_some)
     }
@@ -79,26 +92,32 @@ pub fn plan_cpus(runtime: &Runtime, affinity: &CpuSet, limits: &Limits) -> Resul
         true => pool.iter().filter(spare).take(count).map(Some).collect(),
         false => vec![None; count],
     };
-    let spin_us = if pin { runtime.spin_us } else { 0 };
-    if spin_us != runtime.spin_us {
+    let quota = limits.cpu_quota.filter(|quota| *quota < count as f64);
+    let spin = match runtime.spin_us {
+        Some(us) if pin => Spin::always(Duration::from_micros(us)),
+        // A quota is for work.
+        None if pin && quota.is_none() => Spin::ForDrive(DRIVE_SPIN),
+        _ => Spin::Never,
+    };
+    if !pin && runtime.spin_us.is_some_and(|us| us > 0) {
         warnings.push(Warning::new(
             "runtime.spin_us is ignored, since only pinned shards may spin",
             "pin them, or drop runtime.spin_us",
         ));
     }
-    if let Some(quota) = limits.cpu_quota.filter(|quota| *quota < count as f64) {
+    if let Some(quota) = quota {
         warnings.push(Warning::new(
             format!(
                 "the control group grants {quota:.2} CPUs' worth of time to {count} shards, which will be stopped in mid-work"
             ),
             "lower runtime.shards, or raise the quota",
         ));
-        if spin_us > 0 {
+        if spin != Spin::Never {
             warnings.push(Warning::new("runtime.spin_us burns the CPU quota", "drop runtime.spin_us"));
         }
     }
     // Where every shard has its CPU, the control thread keeps off them if there is one left.
-    let mut plan = CpuPlan { allowed, shards, control: runtime.control_cpu, spin_us, warnings };
+    let mut plan = CpuPlan { allowed, shards, control: runtime.control_cpu, spin, warnings };
     if pin && plan.control.is_none() {
         plan.control = plan.without_shard().iter().next();
     }
@@ -234,12 +253,17 @@ mod tests {
         let plan = plan_cpus(&floating, &set("0-1"), &group(None)).unwrap();
         assert_eq!((plan.shards, plan.warnings.len()), (vec![None, None], 0));
         // Spinning is for pinned shards only.
-        let spinning = Runtime { spin_us: 20, ..runtime(Some(3), None) };
+        let spinning = Runtime { spin_us: Some(20), ..runtime(Some(3), None) };
         let plan = plan_cpus(&spinning, &set("0-1"), &group(None)).unwrap();
-        assert_eq!(plan.spin_us, 0);
+        assert_eq!(plan.spin, Spin::Never);
         assert!(plan.warnings.iter().any(|warning| warning.cause.contains("runtime.spin_us")));
-        let spinning = Runtime { spin_us: 20, ..Runtime::default() };
-        assert_eq!(plan_cpus(&spinning, &set("0-1"), &group(None)).unwrap().spin_us, 20);
+        let spin =
+            |spin_us, limits| plan_cpus(&Runtime { spin_us, ..Runtime::default() }, &set("0-1"), &limits).unwrap().spin;
+        assert_eq!(spin(Some(20), group(None)), Spin::Always(Duration::from_micros(20)));
+        assert_eq!(spin(Some(0), group(None)), Spin::Never);
+        // Unless told otherwise, while the drive works; a CPU quota is not spent on it.
+        assert_eq!(spin(None, group(None)), Spin::ForDrive(DRIVE_SPIN));
+        assert_eq!(spin(None, Limits { cpu_quota: Some(1.0), ..group(None) }), Spin::Never);
     }
 
     #[test]

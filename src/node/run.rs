@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use narad_shards::rt::ring::Options;
 use narad_shards::shard::NodeRoom;
@@ -176,7 +176,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         let mut options = Options::new(&format!("shard {id}"));
         options.cpu = cpu.map(|cpu| cpu as usize);
         options.helper_cpus = helper_cpus.clone();
-        options.spin = Duration::from_micros(cpus.spin_us);
+        options.spin = cpus.spin;
         options.sizes.memlock_budget_bytes = memory.registered_per_shard_bytes(prepared.limits.locked_memory_bytes);
         let held: OwnedFd =
             lock.duplicate().map_err(|error| format!("cannot hold the data directory's lock: {error}"))?;

@@ -182,7 +182,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
             interval: Duration::from_millis(common.config.storage.consumer_offset_commit_interval_ms),
             handles_max: common.share_of_descriptors(4, 4096),
         },
-        retention: retention(&common),
+        retention: retention(&common, plan.memory_bytes),
         disk_reserve_bytes: disk_reserve_bytes(common.state.shards.into()),
         disk_room: common.disk_room.clone(),
         adopt: plan.adopt,
@@ -355,15 +355,18 @@ pub fn disk_reserve_bytes(shards: u64) -> u64 {
     (2 * WAL_SEGMENT_BYTES * shards).max(DISK_RESERVE_BYTES_MIN)
 }
 
+/// What an open log with its consumer state takes, roughly.
+const OPEN_LOG_BYTES: usize = 16 << 10;
+
 /// `0` in these settings means off.
-fn retention(common: &Common) -> RetentionOptions {
+fn retention(common: &Common, memory_bytes: usize) -> RetentionOptions {
     let storage = &common.config.storage;
     let unless_off = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
     RetentionOptions {
         idle_after: unless_off(storage.idle_log_eviction_ms),
         cold_interval: unless_off(storage.cold_retention_walk_ms),
-        // Up to three descriptors each.
-        open_logs_max: common.share_of_descriptors(8, 100_000),
+        // Up to three descriptors each, and memory.
+        open_logs_max: common.share_of_descriptors(8, 100_000).min(memory_bytes / 8 / OPEN_LOG_BYTES).max(8),
         ..RetentionOptions::default()
     }
 }

@@ -146,6 +146,8 @@ pub fn remarks(topology: &Topology, plan: &CpuPlan) -> Vec<Warning> {
 
 #[cfg(test)]
 mod tests {
+    use narad_shards::rt::Spin;
+
     use super::*;
     use crate::node::tests_support::Tree;
 
@@ -154,7 +156,7 @@ mod tests {
             allowed: CpuSet::parse(allowed).unwrap(),
             shards: shards.iter().copied().map(Some).collect(),
             control,
-            spin_us: 0,
+            spin: Spin::Never,
             warnings: Vec::new(),
         }
     }

@@ -326,9 +326,15 @@ fn render_runtime(page: &mut Exposition, shards: &[ShardMetrics]) {
     family("narad_runtime_busy_seconds_total", Counter, "Time that the core was at work.", |s| {
         s.runtime.busy_nanos as f64 / 1e9
     });
-    family("narad_runtime_idle_seconds_total", Counter, "Time that the core was parked.", |s| {
+    family("narad_runtime_idle_seconds_total", Counter, "Time that the core was parked or polled.", |s| {
         s.runtime.idle_nanos as f64 / 1e9
     });
+    family(
+        "narad_runtime_poll_seconds_total",
+        Counter,
+        "Of that, time that it polled for its drive or requests.",
+        |s| s.runtime.poll_nanos as f64 / 1e9,
+    );
     family("narad_runtime_turns_total", Counter, "Turns of the event loop.", |s| s.runtime.turns as f64);
     family("narad_runtime_enters_total", Counter, "System calls into the ring.", |s| s.runtime.enters as f64);
     family("narad_runtime_enter_seconds_total", Counter, "Time spent in those that did not wait.", |s| {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use narad::config::CpuSet;
 use narad_shards::io::system;
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
+use narad_shards::rt::Spin;
 
 use crate::run::Failure;
 
@@ -55,7 +56,7 @@ where
 {
     let name = name.to_owned();
     std::thread::spawn(move || {
-        let options = Options { cpu: Some(cpu), spin, ..Options::new(&name) };
+        let options = Options { cpu: Some(cpu), spin: Spin::always(spin), ..Options::new(&name) };
         run_shard_thread(options, main)?
     })
 }

@@ -153,6 +153,7 @@ impl Place {
                     produce("produce", "--connections 1"),
                     produce("produce.spin", "--connections 1 --load-spin")
                         .and(&["--broker-args".into(), "--spin-us 1000".into()]),
+                    produce("produce.parked", "--connections 1").and(&["--broker-args".into(), "--spin-us 0".into()]),
                     produce("produce.one_cpu", "--connections 64 --confine"),
                 ],
             },

@@ -195,6 +195,7 @@ impl PartitionLog {
                 retention,
                 state: RefCell::new(State {
                     phase: Phase::Open,
+                    counted: Some(shared.count_open()),
                     poison: None,
                     fill_failed_at: None,
                     fill_failure_told_at: None,

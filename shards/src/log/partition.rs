@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::retention::{AtClose, Retention};
 use super::segment::SparseIndex;
-use super::shared::LogShared;
+use super::shared::{LogShared, OpenLog};
 use super::space::Fill;
 use super::{hwm, LogMetrics, LogOptions, LogRecord, ReadError};
 use crate::io::{Caching, Disk, File, Open, Slice};
@@ -56,6 +56,8 @@ pub(super) struct Poison {
 
 pub(super) struct State {
     pub phase: Phase,
+    /// Until it is closed.
+    pub counted: Option<OpenLog>,
     /// Why appends are refused until the log is reopened (S38).
     pub poison: Option<Poison>,
     /// When space could not be prepared ahead last, and when that was last said.
@@ -318,6 +320,7 @@ impl PartitionLog {
             if phase == Phase::Closed {
                 state.active = None;
                 state.sealed.clear();
+                state.counted = None;
             }
             state.on_visible.clone()
         };

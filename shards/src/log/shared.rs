@@ -14,6 +14,7 @@ pub struct LogShared {
     pub cache: FrameCache,
     compressor: RefCell<Option<zstd::bulk::Compressor<'static>>>,
     next_log: Cell<u64>,
+    open: Cell<usize>,
     /// The shard's, which its WAL fills from too.
     pub fill: FillBudget,
     opening: RefCell<BTreeMap<PathBuf, Lock>>,
@@ -25,6 +26,7 @@ impl LogShared {
             cache: FrameCache::new(cache_bytes),
             compressor: RefCell::default(),
             next_log: Cell::new(0),
+            open: Cell::new(0),
             fill,
             opening: RefCell::default(),
         })
@@ -35,6 +37,17 @@ impl LogShared {
         let id = self.next_log.get();
         self.next_log.set(id + 1);
         id
+    }
+
+    /// Logs that hold their files open.
+    pub fn open_logs(&self) -> usize {
+        self.open.get()
+    }
+
+    /// Counts a log as open until what this returns is dropped.
+    pub(super) fn count_open(self: &Rc<Self>) -> OpenLog {
+        self.open.set(self.open.get() + 1);
+        OpenLog(self.clone())
     }
 
     /// The turn of a directory: one open at a time works on it, even if its caller has given up.
@@ -53,5 +66,14 @@ impl LogShared {
         let compressor = slot.as_mut()?;
         compressor.set_compression_level(level).ok()?;
         compressor.compress_to_buffer(decoded, out).ok()
+    }
+}
+
+/// One log that counts as open.
+pub(super) struct OpenLog(Rc<LogShared>);
+
+impl Drop for OpenLog {
+    fn drop(&mut self) {
+        self.0.open.set(self.0.open.get() - 1);
     }
 }

@@ -15,6 +15,7 @@ pub(crate) mod ring_tests;
 mod several;
 pub mod sim;
 mod sleep;
+mod spin;
 pub mod sync;
 
 use std::cell::{Cell, RefCell};
@@ -31,6 +32,7 @@ use crate::spsc::Doorbell;
 
 pub use several::{all, first_of};
 pub use sleep::{sleep, sleep_until, submitted, timeout, yield_now, Elapsed, Sleep};
+pub use spin::{Spin, DRIVE_SPIN};
 
 pub(crate) type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 

@@ -23,6 +23,7 @@ use rand_chacha::ChaCha20Rng;
 
 use super::ring_os::{allowed_cpus, cut_to, monotonic_nanos, os_seed, pin_to};
 use super::ring_task::{Local, Shared, Task, TaskWaker, Tasks, LOCAL};
+use super::spin::{Patience, Spin};
 use super::{Inbox, Instant, LocalFuture, Queue, Runtime, TimerId};
 use crate::io::ring::{Listener, Ring, RingDisk, RingSizes, Udp};
 use crate::io::{ChunkPool, Disk};
@@ -47,9 +48,8 @@ pub struct Options {
     /// Where threads for blocking work run when this one starts them: CPUs that no shard is pinned to, so that a
     /// directory listing takes no time from a shard. Empty: wherever the process may.
     pub helper_cpus: Vec<usize>,
-    /// How long the pump looks at the completion queue before it blocks. Zero: an idle shard uses no CPU. Ignored on
-    /// a thread that is not pinned.
-    pub spin: Duration,
+    /// Ignored on a thread that is not pinned.
+    pub spin: Spin,
     pub sizes: RingSizes,
     /// A panic in a task aborts the process (E25). Off only where a test wants to see the panic.
     pub abort_on_panic: bool,
@@ -61,7 +61,7 @@ impl Options {
             name: name.to_owned(),
             cpu: None,
             helper_cpus: Vec::new(),
-            spin: Duration::ZERO,
+            spin: Spin::Never,
             sizes: RingSizes::default(),
             abort_on_panic: true,
         }
@@ -142,7 +142,9 @@ struct RingRuntime {
     inboxes: RefCell<Vec<Rc<dyn Inbox>>>,
     /// Tasks that go on after the next submission.
     after_submit: RefCell<Vec<Waker>>,
-    spin: Duration,
+    spin: Spin,
+    /// For [`Spin::ForDrive`].
+    patience: Patience,
     /// CPUs of threads for blocking work; read before this thread was pinned (lesson P2).
     cpus: libc::cpu_set_t,
     stopping: Cell<bool>,
@@ -242,7 +244,8 @@ impl RingRuntime {
             random: RefCell::new(ChaCha20Rng::from_seed(seed)),
             inboxes: RefCell::default(),
             after_submit: RefCell::default(),
-            spin: if options.cpu.is_some() { options.spin } else { Duration::ZERO },
+            spin: if options.cpu.is_some() { options.spin } else { Spin::Never },
+            patience: Patience::default(),
             cpus,
             stopping: Cell::new(false),
             polling: Cell::new(0),
@@ -398,17 +401,19 @@ impl RingRuntime {
         self.shared.has_remote() || self.inboxes.borrow().iter().any(|inbox| !inbox.is_empty())
     }
 
-    /// With `--spin-us`: looks for work without blocking. Returns whether there may be some.
+    /// Looks for work without blocking, see [`Spin`]. Returns whether there may be some.
     fn spin_for_work(&self) -> bool {
-        if self.spin.is_zero() {
-            return false;
-        }
+        let limit = match self.spin {
+            Spin::Always(limit) => limit,
+            Spin::ForDrive(limit) if self.ring.files_in_flight() && self.patience.lasts() => limit,
+            Spin::ForDrive(_) | Spin::Never => return false,
+        };
         if self.ring.wants_enter() {
             self.ring.enter(None);
         }
         let now = Instant(monotonic_nanos());
         let spun = |until: u64| self.ring.count_spin(Duration::from_nanos(until - now.0));
-        let until = self.next_timer().map_or(now + self.spin, |timer| timer.min(now + self.spin));
+        let until = self.next_timer().map_or(now + limit, |timer| timer.min(now + limit));
         let (mut at, mut yielded) = (now, now);
         while at < until {
             if at.0 - yielded.0 > SPIN_YIELD_NANOS {
@@ -419,6 +424,7 @@ impl RingRuntime {
                 if self.ring.has_completions() || self.has_messages() {
                     // The last look at the clock is near enough for the account, and one less before the work.
                     spun(at.0);
+                    self.patience.rewarded();
                     if self.ring.wants_enter() {
                         self.ring.enter(None);
                     }
@@ -429,6 +435,7 @@ impl RingRuntime {
             at = Instant(monotonic_nanos());
         }
         spun(at.0);
+        self.patience.disappointed();
         false
     }
 

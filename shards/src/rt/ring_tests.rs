@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::ring::{run_shard_thread, Options, RingHandle};
 use crate::io::{AlignedBuf, Caching, ChunkPool, Open, Slice};
-use crate::rt::{self, Queue};
+use crate::rt::{self, Queue, Spin};
 
 /// Runs `main` on a ring of its own; panics reach the test.
 pub(crate) fn run<T: 'static, F: std::future::Future<Output = T> + 'static>(main: impl FnOnce(RingHandle) -> F) -> T {
@@ -303,6 +303,32 @@ fn an_idle_runtime_does_not_enter_the_kernel() {
         handle.metrics().enters - before
     });
     assert!(enters <= 3, "{enters} enters in an idle time of 200 ms");
+}
+
+/// Lesson S3: what a shard spins for is its drive at work, never a request to come.
+#[test]
+fn s3_a_shard_polls_while_its_drive_works_and_never_when_idle() {
+    let root = scratch("poll");
+    let path = root.clone();
+    let mut options = Options::new("test");
+    options.cpu = crate::io::system::allowed_cpus().ok().and_then(|cpus| cpus.first().map(|cpu| *cpu as usize));
+    options.spin = Spin::ForDrive(Duration::from_secs(1));
+    let polled = run_shard_thread(options, |handle| async move {
+        rt::sleep(Duration::from_millis(100)).await;
+        let idle = handle.metrics().poll_nanos;
+        let disk = handle.disk(&path, false).expect("statvfs works");
+        let file = disk.open(&path.join("f"), Open::Create, Caching::Buffered).await.expect("create");
+        for at in 0..16 {
+            file.write_durable_at(at, Slice::copy_from(b"x")).await.expect("write");
+        }
+        let working = handle.metrics().poll_nanos;
+        rt::sleep(Duration::from_millis(100)).await;
+        (idle, working - idle, handle.metrics().poll_nanos - working)
+    });
+    let (before, working, after) = polled.expect("the test machine has io_uring");
+    assert_eq!((before, after), (0, 0));
+    assert!(working > 0);
+    std::fs::remove_dir_all(&root).expect("scratch can be removed");
 }
 
 /// Runs this test binary again, with only the test `name` and `NARAD_TEST_DIES` set: that run is the one to die.

@@ -172,7 +172,7 @@ impl Drop for Notified {
     }
 }
 
-/// Mutual exclusion between tasks, held across awaits; first come, first served.
+/// Mutual exclusion between tasks, held across awaits; first come, first served. By default one at a time.
 #[derive(Clone, Default)]
 pub struct Lock {
     state: Rc<RefCell<LockState>>,
@@ -180,7 +180,9 @@ pub struct Lock {
 
 #[derive(Default)]
 struct LockState {
-    held: bool,
+    held: usize,
+    /// Beside the first one.
+    others_max: usize,
     waiting: VecDeque<Sender<LockGuard>>,
 }
 
@@ -190,6 +192,12 @@ pub struct LockGuard {
 }
 
 impl Lock {
+    /// One that up to `count` hold at a time, at least one.
+    pub fn of_several(count: usize) -> Lock {
+        let state = LockState { others_max: count.saturating_sub(1), ..LockState::default() };
+        Lock { state: Rc::new(RefCell::new(state)) }
+    }
+
     /// Whether anybody holds it, waits for it, or has another clone of it.
     pub fn in_use(&self) -> bool {
         Rc::strong_count(&self.state) > 1
@@ -198,7 +206,8 @@ impl Lock {
     pub async fn enter(&self) -> LockGuard {
         let waiting = {
             let mut state = self.state.borrow_mut();
-            if !std::mem::replace(&mut state.held, true) {
+            if state.held <= state.others_max {
+                state.held += 1;
                 return LockGuard { state: Some(self.state.clone()) };
             }
             let (sender, receiver) = oneshot();
@@ -219,7 +228,7 @@ impl Drop for LockGuard {
         loop {
             let next = lock.borrow_mut().waiting.pop_front();
             let Some(next) = next else {
-                lock.borrow_mut().held = false;
+                lock.borrow_mut().held -= 1;
                 return;
             };
             match next.send(LockGuard { state: Some(lock.clone()) }) {
@@ -263,6 +272,30 @@ mod tests {
                     task.await;
                 }
                 assert_eq!(*order.borrow(), [0, 1, 2, 3, 4]);
+            });
+        }
+    }
+
+    #[test]
+    fn a_lock_of_several_lets_so_many_in_at_once() {
+        for seed in 0..20 {
+            sim::run(seed, async {
+                let lock = Lock::of_several(3);
+                let (inside, most): (Rc<Cell<u32>>, Rc<Cell<u32>>) = Default::default();
+                let tasks = (0..10).map(|_| {
+                    let (lock, inside, most) = (lock.clone(), inside.clone(), most.clone());
+                    rt::spawn(Queue::Foreground, async move {
+                        let _held = lock.enter().await;
+                        inside.set(inside.get() + 1);
+                        most.set(most.get().max(inside.get()));
+                        rt::sleep(Duration::from_millis(1)).await;
+                        inside.set(inside.get() - 1);
+                    })
+                });
+                for task in tasks.collect::<Vec<_>>() {
+                    task.await;
+                }
+                assert_eq!((inside.get(), most.get()), (0, 3));
             });
         }
     }

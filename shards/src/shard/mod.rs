@@ -4,6 +4,7 @@
 mod describe;
 mod directories;
 pub mod inspect;
+mod open_logs;
 mod partitions;
 mod produce;
 mod reserve;
@@ -147,7 +148,10 @@ impl Shard {
             wal,
             own: OnceCell::new(),
             adopted: RefCell::default(),
-            partitions: Partitions::new(LogShared::new(options.memory_bytes / 8, fill)),
+            partitions: Partitions::new(
+                LogShared::new(options.memory_bytes / 8, fill),
+                options.retention.open_logs_max,
+            ),
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
             reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes, options.disk_room.clone()),
@@ -412,7 +416,7 @@ impl Inner {
             .collect();
         metrics.set_aside = self.directories.set_aside();
         metrics.retention = self.reaper.metrics();
-        metrics.open_logs = self.partitions.open_logs().len() as u64;
+        metrics.open_logs = self.partitions.shared().open_logs() as u64;
         metrics
     }
 }

@@ -7,6 +7,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use super::inspect::LogInspection;
+use super::open_logs::Turns;
 use super::{Inner, KeyedLocks, QueueSide};
 use crate::api::ConsumeError;
 use crate::log::{Combiner, CommitGate, LogMetrics, LogShared, Marker, PartitionLog, Resolved, Standing, TopicKind};
@@ -64,14 +65,21 @@ pub struct Partitions {
     shared: Rc<LogShared>,
     slots: RefCell<BTreeMap<Destination, Rc<Partition>>>,
     pub(super) opening: KeyedLocks<Destination>,
+    pub(super) turns: Turns,
     /// Logs of topics that have gone, until nothing of them is under way.
     leaving: RefCell<Vec<(Incarnation, PartitionLog)>>,
 }
 
 impl Partitions {
-    pub fn new(shared: Rc<LogShared>) -> Partitions {
+    pub fn new(shared: Rc<LogShared>, open_logs_max: usize) -> Partitions {
         let opening = KeyedLocks { locks: RefCell::default() };
-        Partitions { shared, slots: RefCell::default(), opening, leaving: RefCell::default() }
+        Partitions {
+            shared,
+            slots: RefCell::default(),
+            opening,
+            turns: Turns::new(open_logs_max),
+            leaving: RefCell::default(),
+        }
     }
 
     pub fn known_log(&self, destination: Destination) -> Option<PartitionLog> {
@@ -211,6 +219,7 @@ impl Inner {
         if let Some(log) = partition.usable_log() {
             return Ok(log);
         }
+        let _turn = self.turn_to_open().await;
         let _opening = self.partitions.opening.of(&partition.destination).enter().await;
         if let Some(log) = partition.usable_log() {
             return Ok(log);
@@ -293,9 +302,7 @@ impl Inner {
         for some in found.chunks(OPENED_AT_ONCE) {
             let open = |partition| Box::pin(self.open_present(partition, at_start));
             rt::all(some.iter().map(open).collect()).await;
-            for partition in some {
-                self.keep_few_open(partition).await;
-            }
+            self.close_surplus().await;
         }
     }
 

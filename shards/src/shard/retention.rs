@@ -10,7 +10,7 @@ use super::Inner;
 use crate::log::PartitionLog;
 use crate::metrics::RetentionMetrics;
 use crate::rt::sync::{Lock, LockGuard, Notify};
-use crate::rt::{self, Instant, Queue};
+use crate::rt::{self, Queue};
 
 /// A pass that takes longer is left behind: the others go on (S75).
 const PASS_PATIENCE: Duration = Duration::from_secs(60);
@@ -25,8 +25,8 @@ pub struct RetentionOptions {
     pub idle_after: Option<Duration>,
     /// From one look at the closed logs to the next (S76). `None`: never.
     pub cold_interval: Option<Duration>,
-    /// Logs that may be open; beyond that, those that have been unused the longest are closed at the next sweep.
-    /// Each holds up to three descriptors (S86).
+    /// Logs that may be open: for one more, those that have been unused the longest are closed. Each holds up to three
+    /// descriptors (S86) and some 16 KiB of memory.
     pub open_logs_max: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct Reaper {
     turn: Lock,
     /// The node stops: nobody waits for a pass that hangs.
     stopping: Notify,
-    metrics: RefCell<RetentionMetrics>,
+    pub(super) metrics: RefCell<RetentionMetrics>,
 }
 
 impl Reaper {
@@ -108,7 +108,7 @@ impl Inner {
                 None => {}
             }
         }
-        self.close_crowd().await;
+        self.close_surplus().await;
     }
 
     async fn pass(&self, partition: &Partition, log: &PartitionLog) -> Pass {
@@ -168,55 +168,5 @@ impl Inner {
         if due && self.close_unused(partition, log).await {
             self.reaper.metrics.borrow_mut().idle_logs_evicted += 1;
         }
-    }
-
-    /// Keeps the number of open logs within its bound.
-    async fn close_crowd(self: &Rc<Self>) {
-        let mut open: Vec<(Instant, Rc<Partition>, PartitionLog)> = Vec::new();
-        for partition in self.partitions.all() {
-            if let Some(log) = partition.usable_log() {
-                open.push((log.touched_at(), partition, log));
-            }
-        }
-        let surplus = open.len().saturating_sub(self.options.retention.open_logs_max);
-        open.sort_by_key(|(touched, partition, _)| (*touched, partition.destination()));
-        for (_, partition, log) in open.into_iter().take(surplus) {
-            if self.quiesced.get() {
-                return;
-            }
-            if self.close_unused(&partition, &log).await {
-                self.reaper.metrics.borrow_mut().idle_logs_evicted += 1;
-            }
-        }
-    }
-
-    /// At start, every partition is opened once; beyond the bound they are closed again at once (S54).
-    pub(super) async fn keep_few_open(self: &Rc<Self>, partition: &Rc<Partition>) {
-        if self.partitions.open_logs().len() > self.options.retention.open_logs_max {
-            if let Some(log) = partition.usable_log() {
-                self.close_unused(partition, &log).await;
-            }
-        }
-    }
-
-    /// Closes a log, unless consumers or commits turn out to need it: position first, then the exact boundary. Whoever
-    /// comes meanwhile opens it again once it is closed. Returns whether it was closed.
-    async fn close_unused(self: &Rc<Self>, partition: &Rc<Partition>, log: &PartitionLog) -> bool {
-        let touched_at = log.touched_at();
-        let _opening = self.partitions.opening.of(&partition.destination()).enter().await;
-        match self.queues().unload(partition.destination()).await {
-            Ok(true) => {}
-            Ok(false) => return false,
-            Err(error) => {
-                tracing::warn!(dir = %log.dir().display(), %error,
-                    "an idle partition log stays open: its consumer position could not be made durable");
-                return false;
-            }
-        }
-        if log.touched_at() != touched_at {
-            return false;
-        }
-        log.close().await;
-        true
     }
 }

@@ -249,6 +249,36 @@ fn s86_open_logs_stay_within_their_bound() {
 }
 
 #[test]
+fn s86_more_partitions_than_may_be_open_are_committed_and_consumed_within_the_bound() {
+    sim::run(6, async {
+        let topics: Vec<_> = (1..=150).map(|number| topic(&format!("t{number}"), number, 0)).collect();
+        let few = RetentionOptions { open_logs_max: 20, sweep_interval: HOUR, ..sweeping(None, None) };
+        let bench = Bench::start(SimDisk::new(6), few, &topics).await;
+        let most_open = |metrics: ShardMetrics| assert!(metrics.open_logs <= 25, "{} are open", metrics.open_logs);
+        for _ in 0..2 {
+            for topic in &topics {
+                bench.produce(&topic.name).await;
+                most_open(bench.metrics().await);
+            }
+            for _ in 0..20 {
+                rt::sleep(SECOND / 10).await;
+                most_open(bench.metrics().await);
+            }
+        }
+        let metrics = bench.metrics().await;
+        assert!(metrics.partitions.values().all(|known| known.high_watermark == 2 && known.log.commits_failed == 0));
+        for offset in 0..2 {
+            for topic in &topics {
+                let delivery = bench.consume(&topic.name).await;
+                assert_eq!(delivery.offset, offset);
+                bench.ack(&delivery).await;
+                most_open(bench.metrics().await);
+            }
+        }
+    });
+}
+
+#[test]
 fn n54_2_s76_a_closed_log_is_swept_and_closed_again() {
     sim::run(4, async {
         let topics = [topic("orders", 1, HOUR.as_millis() as u64)];

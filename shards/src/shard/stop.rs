@@ -33,9 +33,7 @@ impl Inner {
             tracing::error!(%error, "consumer positions were not made durable at stop: acks may be redelivered");
         }
         let _sweep = self.reaper.turn().await;
-        for log in self.partitions.open_logs() {
-            log.close().await;
-        }
+        self.close_all_logs().await;
         self.wal.close().await;
         let adopted: Vec<Rc<Directory>> = self.adopted.borrow().clone();
         for directory in adopted {

@@ -90,7 +90,7 @@ impl Inner {
             destinations_failing: dispatch.destinations_failing,
             wal_failed: wal.failed,
             wal_live_bytes: wal.live_bytes,
-            partitions: self.partitions.open_logs().len() as u64,
+            partitions: self.partitions.shared().open_logs() as u64,
             leases: queue.leased,
             consumers_parked: queue.parked,
             memory_budget_bytes: self.options.memory_bytes as u64,

@@ -175,8 +175,11 @@ impl Ledger {
         if mode != SettleMode::Extend {
             copy.leases.iter_mut().filter(|lease| lease.nonce == nonce).for_each(|lease| lease.endings += 1);
         }
-        if mode == SettleMode::Ack && before == Settled::No {
-            copy.settled = Settled::Maybe(at, nonce);
+        match before {
+            Settled::No if mode == SettleMode::Ack => copy.settled = Settled::Maybe(at, nonce),
+            // Two leases' acks under way: the answer to neither takes the other one back.
+            Settled::Maybe(_, by) if mode == SettleMode::Ack && by != nonce => copy.settled = Settled::Maybe(at, 0),
+            _ => {}
         }
         before
     }
@@ -263,5 +266,50 @@ impl Ledger {
             let text = format!("{mode:?} {} lease {nonce:x}: {text}", self.name(id));
             self.violate(at, rule, text);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use narad_shards::meta::{Incarnation, TopicMeta};
+
+    use super::super::Allowances;
+    use super::*;
+
+    #[test]
+    fn c20_the_answer_to_one_leases_ack_says_nothing_about_anothers() {
+        let (id, boots) = ((Incarnation(1), 0, 7), vec![0]);
+        let at = |ms: u64| Instant(ms * 1_000_000);
+        let patience = Duration::from_secs(1);
+        let allowances =
+            Allowances { honest: true, disk_errors: false, killed_acks: patience, power_cut_acks: patience };
+        let mut ledger = Ledger::new(allowances, 1, false);
+        let topic = TopicMeta {
+            name: "orders".into(),
+            incarnation: id.0,
+            partitions: 1,
+            retention_ms: 0,
+            visibility_timeout_ms: 100,
+            max_in_flight_per_partition: 10,
+            max_acked_ahead_per_partition: 10,
+            created_at_ms: 0,
+            owner: None,
+        };
+        ledger.topic_created(&topic, at(0));
+        let lease = |nonce, asked: Instant| {
+            let until = asked + Duration::from_millis(100);
+            Lease { nonce, asked, told: asked, until, endings: 0, ended: false, boot: 0 }
+        };
+        let leases = vec![lease(1, at(0)), lease(2, at(200))];
+        ledger.copies.insert(id, Copy { number: 1, timestamp_ms: 0, leases, settled: Settled::No, exposed: false });
+        let ack = |nonce| (id, nonce, SettleMode::Ack);
+        let first = ledger.settle_started(id, 1, SettleMode::Ack, at(210));
+        let second = ledger.settle_started(id, 2, SettleMode::Ack, at(220));
+        ledger.settle_answered(ack(2), second, &boots, at(220), (at(230), 0), None);
+        ledger.settle_answered(ack(1), first, &boots, at(210), (at(240), 0), Some(SettleStatus::LeaseGone));
+        assert!(matches!(ledger.copies[&id].settled, Settled::Maybe(..)), "the other one may have been served");
+        assert!(ledger.violations.is_empty());
     }
 }

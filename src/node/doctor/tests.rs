@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 use narad_shards::io::system::Limit;
+use narad_shards::rt::Spin;
 
 use super::environment::Environment;
 use super::start::{self, judge_io_uring_switch, judge_kernel, judge_open_files, judge_registered, judge_space};
@@ -22,7 +23,7 @@ fn tuned(tree: &Tree, shards: &str) -> Vec<Check> {
         allowed: shards.clone(),
         shards: shards.iter().map(Some).collect(),
         control: None,
-        spin_us: 0,
+        spin: Spin::Never,
         warnings: Vec::new(),
     };
     let mut checks = Vec::new();

@@ -500,6 +500,12 @@ impl Ring {
         self.core.borrow_mut().counters.turns += 1;
     }
 
+    /// Whether the drive has something to do for this thread.
+    pub fn files_in_flight(&self) -> bool {
+        let core = self.core.borrow();
+        core.in_flight > core.sockets_in_flight
+    }
+
     /// Time that went into looking for completions without blocking: neither busy nor asleep.
     pub fn count_spin(&self, spun: Duration) {
         self.spin_nanos.set(self.spin_nanos.get() + spun.as_nanos() as u64);
@@ -516,6 +522,7 @@ impl Ring {
         let busy = (thread_cpu_nanos() - self.started_cpu_nanos).saturating_sub(self.spin_nanos.get());
         metrics.busy_nanos = busy.min(age);
         metrics.idle_nanos = age - metrics.busy_nanos;
+        metrics.poll_nanos = self.spin_nanos.get();
         metrics
     }
 
