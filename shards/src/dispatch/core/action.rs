@@ -103,17 +103,3 @@ impl Report {
         Some(address.node).filter(|node| *node != NodeId::LOCAL)
     }
 }
-
-/// Partitions of another node that cannot be committed to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Trouble {
-    /// Whose commits have not been answered for a second.
-    pub hung: usize,
-    pub failing: usize,
-    /// Of those that fail: whose records go to siblings.
-    pub rerouting: usize,
-    /// Of one that fails.
-    pub error: Option<Arc<str>>,
-    /// Records wait for one of them. Without any nothing is sent, and nobody learns whether it is better.
-    pub owed: bool,
-}

@@ -3,7 +3,7 @@
 //! Each sequence number from the checkpoint to the read frontier is done, held or skipped (`marks`). Held records
 //! wait on the queue of their destination or are in its one commit in flight (`lane`). `place` decides where a
 //! record that was read goes and runs the rescans of skipped ones; `settle` sends batches and judges the answers;
-//! `gone` discards what belongs to deleted topics.
+//! `gone` discards what belongs to deleted topics; `trouble` sums up what is wrong with other nodes.
 //!
 //! The driver's turn: `advance` the time, hand over what happened, `pump`, carry out the actions; repeat while there
 //! are any; then wait for something to happen or for `next_timer`.
@@ -14,12 +14,14 @@ mod lane;
 mod marks;
 mod place;
 mod settle;
+mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use action::{Action, CommitId, Report, TopicLife, Trouble};
+pub use action::{Action, CommitId, Report, TopicLife};
+pub use trouble::Trouble;
 
 use super::{DispatchMetrics, ReadLimit};
 use crate::meta::{Address, Destination, NodeId, Snapshot};
@@ -374,25 +376,6 @@ impl Core {
         metrics.window_records = self.window() as u64;
         metrics.checkpoint = self.marks.base();
         metrics
-    }
-
-    /// Other nodes to which commits fail or hang, and what of.
-    pub fn troubles(&self) -> BTreeMap<NodeId, Trouble> {
-        let mut troubles: BTreeMap<NodeId, Trouble> = BTreeMap::new();
-        for lane in self.lanes.iter().filter(|lane| lane.live && (lane.failing.is_some() || lane.hung())) {
-            let Some(address) = lane.address.filter(|address| address.node != NodeId::LOCAL) else { continue };
-            let trouble = troubles.entry(address.node).or_default();
-            trouble.owed |= !lane.is_empty();
-            match &lane.failing {
-                Some(failing) => {
-                    trouble.failing += 1;
-                    trouble.rerouting += usize::from(failing.announced);
-                    trouble.error = lane.last_error.clone().or(trouble.error.take());
-                }
-                None => trouble.hung += 1,
-            }
-        }
-        troubles
     }
 
     /// What is still owed, for the message of a failed test.
