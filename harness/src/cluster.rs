@@ -129,6 +129,23 @@ impl Cluster {
         Ok(started.elapsed())
     }
 
+    /// Waits until every node has been ready for as long as `long`, without a break.
+    pub fn wait_settled(&self, long: Duration, patience: Duration) -> io::Result<()> {
+        let started = Instant::now();
+        let mut since = started;
+        while since.elapsed() < long {
+            if let Some(node) = (0..self.addresses.len()).find(|node| !self.is_ready(*node)) {
+                if started.elapsed() > patience {
+                    let why = format!("node {} is not ready, or not for {long:?}, after {patience:?}", node + 1);
+                    return Err(io::Error::other(why));
+                }
+                since = Instant::now();
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
     /// Accepted and not yet dispatched, on all nodes. `None`: a node does not say.
     pub fn backlog(&self) -> Option<u64> {
         let mut sum = 0;

@@ -1,6 +1,6 @@
 //! A client that knows every node of a cluster and tries again as the API tells clients to: four attempts in all, round
-//! robin over the nodes, full-jitter backoff from 50 ms to 5 s, `Retry-After` obeyed once no other node is left to try,
-//! and a node that failed five times in a row left alone for 2 s.
+//! robin over the nodes, those first that this call has not tried, full-jitter backoff from 50 ms to 5 s, `Retry-After`
+//! obeyed once no other node is left to try, and a node that failed five times in a row left alone for 2 s.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,6 +21,8 @@ struct Node {
     faults: u32,
     left_alone_until: Option<Instant>,
 }
+
+const NOBODY: &str = "no node to ask: each has failed five times in a row, and is left alone";
 
 pub struct Nodes {
     nodes: Vec<Node>,
@@ -82,21 +84,35 @@ impl Nodes {
         Nodes { nodes: addresses.iter().map(node).collect(), next, random }
     }
 
-    /// The next node in turn that is not left alone at the moment; if all are, the next in turn.
-    fn pick(&mut self) -> usize {
+    /// The next node in turn, of those that this call has not tried if there is one. `None`: all are left alone.
+    fn pick(&mut self, tried: &[bool]) -> Option<usize> {
         let now = Instant::now();
         let count = self.nodes.len();
-        let in_turn = |offset: usize| (self.next + offset) % count;
-        let open = |node: &usize| self.nodes[*node].left_alone_until.is_none_or(|until| until <= now);
-        let picked = (0..count).map(in_turn).find(open).unwrap_or(self.next);
+        let in_turn = (0..count).map(|offset| (self.next + offset) % count);
+        let asked: Vec<usize> = in_turn.filter(|node| self.nodes[*node].is_asked(now)).collect();
+        let picked = asked.iter().find(|node| !tried[**node]).or(asked.first()).copied()?;
         self.next = (picked + 1) % count;
-        picked
+        Some(picked)
+    }
+
+    /// For the text of a failed call.
+    fn left_alone(&self) -> String {
+        let now = Instant::now();
+        let alone = self.nodes.iter().filter(|node| !node.is_asked(now));
+        let alone: Vec<String> = alone.map(|node| node.client.address().to_string()).collect();
+        if alone.is_empty() {
+            String::new()
+        } else {
+            format!(" (left alone: {})", alone.join(", "))
+        }
     }
 
     pub fn call(&mut self, method: &str, target: &str, headers: &[(&str, &str)], body: &[u8]) -> Done {
         let (mut tried, mut may_have_landed) = (vec![false; self.nodes.len()], false);
         for attempt in 1.. {
-            let picked = self.pick();
+            let Some(picked) = self.pick(&tried) else {
+                return Done { last: Err(NOBODY.to_owned()), may_have_landed, attempts: attempt };
+            };
             tried[picked] = true;
             let node = &mut self.nodes[picked];
             let answer = node.client.request(method, target, headers, body);
@@ -104,14 +120,16 @@ impl Nodes {
             node.note(matches!(status, 0 | 500 | 502 | 503 | 504));
             let again = status == 0 || is_retried(status);
             if !again || attempt == ATTEMPTS {
-                let last = answer.map_err(|error| format!("no answer from {}: {error}", node.client.address()));
+                let why = |error| format!("no answer from {}: {error}", node.client.address());
+                let last = answer.map_err(why).map_err(|why| why + &self.left_alone());
                 return Done { last, may_have_landed, attempts: attempt };
             }
             may_have_landed |= match &answer {
                 Ok(_) => matches!(status, 500 | 502),
                 Err(error) => error.kind() != io::ErrorKind::ConnectionRefused,
             };
-            let untried = tried.iter().any(|tried| !tried);
+            let now = Instant::now();
+            let untried = self.nodes.iter().zip(&tried).any(|(node, tried)| !tried && node.is_asked(now));
             let asked =
                 answer.ok().and_then(|answer| answer.header("retry-after")?.parse().ok()).map(Duration::from_secs);
             let wait = match asked {
@@ -125,6 +143,10 @@ impl Nodes {
 }
 
 impl Node {
+    fn is_asked(&self, now: Instant) -> bool {
+        self.left_alone_until.is_none_or(|until| until <= now)
+    }
+
     fn note(&mut self, fault: bool) {
         self.faults = if fault { self.faults + 1 } else { 0 };
         // One probe after that: its failure leaves the node alone again.
@@ -182,6 +204,27 @@ mod tests {
         assert!(done.may_have_landed && done.is_success(), "the ack was carried out the first time");
         let done = nodes(&["503 x", "410 x"]).call("POST", "/", &[], b"");
         assert!(!done.is_success(), "the lease is gone and nothing was acked");
+    }
+
+    #[test]
+    fn nodes_that_are_back_but_still_left_alone_leave_a_call_only_the_one_that_is_down() {
+        let down = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let up: &[&str] = &["202 x"];
+        let mut nodes = Nodes::new(&[server(up), server(up), down], Duration::from_secs(5), 1);
+        for restarted in 0..2 {
+            (0..FAULTS_IN_A_ROW).for_each(|_| nodes.nodes[restarted].note(true));
+        }
+        let done = nodes.call("POST", "/", &[], b"");
+        assert_eq!((done.status(), done.attempts), (0, ATTEMPTS), "{}", done.text());
+        assert!(done.text().contains(&down.to_string()), "{}", done.text());
+        let done = nodes.call("POST", "/", &[], b"");
+        assert_eq!((done.status(), done.attempts), (0, 2), "its fifth failure: {}", done.text());
+        assert_eq!(done.text(), NOBODY);
+        // Restarts that wait until clients ask the nodes before again.
+        thread::sleep(LEFT_ALONE);
+        nodes.next = 2;
+        let done = nodes.call("POST", "/", &[], b"");
+        assert_eq!((done.status(), done.attempts), (202, 2), "{}", done.text());
     }
 
     #[test]

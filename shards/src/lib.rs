@@ -10,6 +10,8 @@ pub mod fuzz;
 pub mod io;
 mod le;
 pub mod log;
+#[cfg(test)]
+mod log_lines;
 pub mod meta;
 pub mod metrics;
 pub mod peer;

@@ -50,11 +50,21 @@ pub(crate) struct BodyReader<'a> {
     /// Of the memory for bodies, from the size on where that is counted. Held until the request is answered: the body
     /// lives as long as its request.
     memory: Option<BodyReservation>,
+    refused_for_memory: bool,
 }
 
 impl<'a> BodyReader<'a> {
     pub fn new(incoming: Incoming, deadline: Instant, conn: Rc<Conn>, node: &'a Arc<NodeLimits>) -> BodyReader<'a> {
-        BodyReader { incoming, ended: false, deadline, sleep: None, conn, node, memory: None }
+        BodyReader {
+            incoming,
+            ended: false,
+            deadline,
+            sleep: None,
+            conn,
+            node,
+            memory: None,
+            refused_for_memory: false,
+        }
     }
 
     /// So many bytes of the body are held.
@@ -63,7 +73,15 @@ impl<'a> BodyReader<'a> {
             return Ok(());
         }
         let memory = self.memory.get_or_insert_with(|| BodyReservation::of_memory(self.node));
-        memory.cover(bytes).map_err(|_| BodyFailure::NoMemory)
+        memory.cover(bytes).map_err(|_| {
+            self.refused_for_memory = true;
+            BodyFailure::NoMemory
+        })
+    }
+
+    /// For the metrics, whatever became of the request.
+    pub fn was_refused_for_memory(&self) -> bool {
+        self.refused_for_memory
     }
 
     fn declared_bytes(&self) -> Option<u64> {

@@ -54,6 +54,9 @@ pub trait Broker: 'static {
         records: &'a [NewRecord<'a>],
     ) -> impl Future<Output = Result<(), ProduceError>> + 'a;
 
+    /// A produce to the topic was refused for want of memory before it came to [`Broker::produce`]. Only counted.
+    fn refused_for_memory(&self, _topic: &str) {}
+
     /// Leases 1 to `take.max` records; empty when there were none within `wait`, or the topic was deleted meanwhile.
     fn consume<'a>(
         &'a self,

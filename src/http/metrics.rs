@@ -34,6 +34,7 @@ pub struct HttpMetrics {
     bytes_out: [Counter; Route::COUNT + 1],
     in_flight: Counter,
     budget_rejections: Counter,
+    memory_rejections: Counter,
     panics: Counter,
     server_errors: Counter,
     /// Locked by the shard when it meets a topic for the first time, and by a scrape.
@@ -49,6 +50,7 @@ impl Default for HttpMetrics {
             bytes_out: std::array::from_fn(|_| Counter::new()),
             in_flight: Counter::new(),
             budget_rejections: Counter::new(),
+            memory_rejections: Counter::new(),
             panics: Counter::new(),
             server_errors: Counter::new(),
             consumes: Mutex::default(),
@@ -59,6 +61,10 @@ impl Default for HttpMetrics {
 impl HttpMetrics {
     pub(crate) fn count_budget_rejection(&self) {
         self.budget_rejections.add(1);
+    }
+
+    pub(crate) fn count_memory_rejection(&self) {
+        self.memory_rejections.add(1);
     }
 
     pub(crate) fn count_panic(&self) {
@@ -279,6 +285,12 @@ pub(crate) fn render(page: &mut Exposition, shards: &[Arc<HttpMetrics>], errors:
         Kind::Counter,
         "Batch bodies refused because the budget for large bodies was full.",
         sum(|m| &m.budget_rejections),
+    );
+    page.single(
+        "narad_http_body_memory_rejections_total",
+        Kind::Counter,
+        "Bodies over 64 KiB refused because the memory for bodies was full.",
+        sum(|m| &m.memory_rejections),
     );
     page.family("narad_errors_total", Kind::Counter, "Errors by component.");
     page.sample(&[("component", &"http"), ("kind", &"5xx")], sum(|m| &m.server_errors));

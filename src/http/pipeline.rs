@@ -133,6 +133,9 @@ pub(crate) async fn answer<B: Broker>(
             (error.outcome_unknown().into_reply(), false)
         }
     };
+    if body.was_refused_for_memory() {
+        ctx.metrics.count_memory_rejection();
+    }
     let all_read = client_left || !coded && body.skip_rest(head.headers.contains_key(EXPECT)).await;
     if !all_read || ctx.stop.is_draining() {
         // The rest is not read, so nothing more can be, or the node stops: a client that is not told sends its next
@@ -184,8 +187,16 @@ async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyR
         return Err(ApiError::unavailable("control plane temporarily unavailable"));
     }
     match route {
-        Route::Produce => produce::single(call, &topic, body).await,
-        Route::ProduceBatch => produce::batch(call, &topic, body).await,
+        Route::Produce | Route::ProduceBatch => {
+            let result = match route {
+                Route::Produce => produce::single(call, &topic, body).await,
+                _ => produce::batch(call, &topic, body).await,
+            };
+            if body.was_refused_for_memory() {
+                call.ctx.broker.refused_for_memory(&topic);
+            }
+            result
+        }
         Route::Consume => consume::consume(call, &topic).await,
         Route::Ack => ack::ack(call, &topic, body).await,
         Route::CreateTopic => topics::create(call, body).await,

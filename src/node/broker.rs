@@ -163,6 +163,10 @@ impl Broker for ShardBroker {
         self.shard.produce_batch(topic, records)
     }
 
+    fn refused_for_memory(&self, topic: &str) {
+        self.shard.note_refused_for_memory(topic);
+    }
+
     async fn consume<'a>(
         &'a self,
         topic: &'a str,

@@ -19,7 +19,7 @@ use super::closing::{why_closed, LATE, MALFORMED, NO_ROOM, REFUSED, SILENT, STOP
 use super::frames::{Arrived, FrameReader};
 use super::greeting;
 use super::intake::Intake;
-use super::liveness::{Due, Liveness, Progress};
+use super::liveness::{Due, Liveness};
 use super::metrics::Tally;
 use super::outbox::Outbox;
 use super::proof::{prove, verify, Material, Role};
@@ -91,7 +91,6 @@ pub(super) struct Link {
     pub serving: BTreeMap<u64, Sender<()>>,
     quic_timer: Option<Instant>,
     liveness: Liveness,
-    progress: Progress,
     keep_alive: Option<Duration>,
     next_keep_alive: Instant,
     pub ended_because: String,
@@ -136,7 +135,6 @@ impl Link {
             serving: BTreeMap::new(),
             quic_timer: None,
             liveness: Liveness::new(now),
-            progress: Progress::default(),
             keep_alive: keep_alive.filter(|_| dialled),
             next_keep_alive: now,
             ended_because: String::new(),
@@ -480,7 +478,7 @@ impl Link {
             // Refused only where the connection is ending anyway.
             let _ = self.quic.send_ack_eliciting();
         }
-        if self.progress.is_over(now) {
+        if self.queue.is_stalled(now) {
             self.end(LATE, "it takes nothing of what is to be sent to it");
             return;
         }
@@ -513,7 +511,7 @@ impl Link {
         if self.is_open() {
             timers[2] = self.keep_alive.map(|_| self.next_keep_alive);
             timers[3] = self.liveness.next(self.waiting());
-            timers[4] = self.progress.next();
+            timers[4] = self.queue.next_look();
         }
         timers.into_iter().flatten().min()
     }
@@ -529,11 +527,8 @@ impl Link {
             // No more than these packets hold: what quiche has taken is not overtaken any more.
             let packets = UDP_SEGMENTS_MAX.min(UDP_SEND_BYTES_MAX / bytes_max);
             let quantum = packets * (bytes_max - PACKET_OVERHEAD_BYTES);
-            match self.queue.feed(&mut self.quic, quantum) {
-                Ok(taken) => {
-                    more = taken == quantum;
-                    self.progress.note(taken, !self.queue.is_empty(), now);
-                }
+            match self.queue.feed(&mut self.quic, quantum, now) {
+                Ok(taken) => more = taken == quantum,
                 Err(error) => self.end(MALFORMED, &format!("a lane cannot be written: {error:?}")),
             }
         }

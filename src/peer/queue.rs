@@ -4,9 +4,11 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use narad_shards::rt::Instant;
 use narad_shards::wire::{Header, Kind, Lane, Outgoing};
 
 use super::buffers::{Piece, Quic};
+use super::liveness::Progress;
 
 /// Bytes that wait on one lane before it takes no more requests.
 const LANE_BYTES_MAX: usize = 64 << 20;
@@ -31,6 +33,7 @@ struct Waiting {
 #[derive(Default)]
 pub(super) struct SendQueue {
     lanes: [Waiting; Lane::ALL.len()],
+    progress: Progress,
 }
 
 /// What became of a frame that nobody wants to be sent any more.
@@ -115,11 +118,31 @@ impl SendQueue {
         if let Some(frame) = waiting.frames.remove(at) {
             waiting.bytes -= frame.pieces.iter().map(Piece::len).sum::<usize>();
         }
+        if self.is_empty() {
+            // Nothing is left that the other side could take: what comes next has waited for nothing yet.
+            self.progress = Progress::default();
+        }
         Recalled::Unsent
     }
 
+    /// Whether the other side has taken nothing for too long of what is here.
+    pub fn is_stalled(&mut self, now: Instant) -> bool {
+        self.progress.is_over(now)
+    }
+
+    /// When to look again whether it is.
+    pub fn next_look(&self) -> Option<Instant> {
+        self.progress.next()
+    }
+
     /// Gives quiche up to `quantum` bytes, urgent lanes first. Returns how many it took.
-    pub fn feed(&mut self, quic: &mut Quic, quantum: usize) -> Result<usize, quiche::Error> {
+    pub fn feed(&mut self, quic: &mut Quic, quantum: usize, now: Instant) -> Result<usize, quiche::Error> {
+        let taken = self.give(quic, quantum)?;
+        self.progress.note(taken, !self.is_empty(), now);
+        Ok(taken)
+    }
+
+    fn give(&mut self, quic: &mut Quic, quantum: usize) -> Result<usize, quiche::Error> {
         let mut left = quantum;
         for lane in Lane::ALL {
             let waiting = &mut self.lanes[lane as usize];
@@ -175,5 +198,26 @@ mod tests {
         // What is left of the long one is short.
         assert_eq!(seen, [132, SHORT_BYTES, 1, 4096, 4096, 808 + 5 + 6 + 7]);
         assert_eq!(whole.iter().flat_map(|piece| piece.as_ref().to_vec()).collect::<Vec<_>>(), all);
+    }
+
+    #[test]
+    fn what_is_taken_back_is_not_held_against_a_peer_and_what_comes_later_begins_anew() {
+        let at = |ms: u64| Instant(0) + std::time::Duration::from_millis(ms);
+        let mut queue = SendQueue::default();
+        let waits = |queue: &mut SendQueue, request_id| {
+            queue.push_pieces(Lane::Produce, Kind::Request, request_id, pieces(&[100]).0);
+        };
+        waits(&mut queue, 1);
+        waits(&mut queue, 2);
+        queue.progress.note(0, true, at(0));
+        assert_eq!(queue.recall(Lane::Produce, 1), Recalled::Unsent);
+        assert_eq!(queue.next_look(), Some(at(1_000)), "another one still waits");
+        assert!((1..5).all(|second| !queue.is_stalled(at(1_000 * second))));
+        assert_eq!(queue.recall(Lane::Produce, 2), Recalled::Unsent);
+        assert!(queue.next_look().is_none() && !queue.is_stalled(at(60_000)), "nothing is left to be taken");
+        waits(&mut queue, 3);
+        queue.progress.note(0, true, at(61_000));
+        assert!((1..5).all(|second| !queue.is_stalled(at(61_000 + 1_000 * second))));
+        assert!(queue.is_stalled(at(66_000)));
     }
 }

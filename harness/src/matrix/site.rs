@@ -152,7 +152,8 @@ impl<'a> Site<'a> {
         Ok(())
     }
 
-    fn committed(&self, partition: usize) -> io::Result<u64> {
+    /// Records in a partition, as its owner says.
+    pub fn committed(&self, partition: usize) -> io::Result<u64> {
         let stats = self.cluster.client(self.owners[partition]).get(&format!("/v1/topics/{}", self.topic))?.json();
         let found = stats["partition_stats"][partition]["high_watermark"].as_u64();
         found.ok_or_else(|| io::Error::other(format!("no figures of partition {partition}: {stats}")))

@@ -9,7 +9,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::core::{Action, CommitId, Core, Limits, Report, TopicLife};
+use super::core::{Action, CommitId, Core, Limits, TopicLife};
+use super::log::{log, log_line, log_read_error};
+use super::notices::Notices;
 use super::{DispatchMetrics, ReadBack, ReadLimit, Source};
 use crate::api::{MetaCommand, MetaReply};
 use crate::meta::{Address, Destination, NodeId, Snapshot};
@@ -60,6 +62,7 @@ struct Shared {
     source: Rc<dyn Source>,
     environment: Rc<dyn Environment>,
     core: RefCell<Core>,
+    notices: RefCell<Notices>,
     events: RefCell<VecDeque<Event>>,
     wake: Notify,
     stopping: Cell<bool>,
@@ -81,6 +84,7 @@ impl Dispatcher {
             source,
             environment,
             core: RefCell::new(core),
+            notices: RefCell::default(),
             events: RefCell::default(),
             wake: Notify::new(),
             stopping: Cell::new(false),
@@ -142,13 +146,15 @@ async fn run(shared: Rc<Shared>) {
                 rt::yield_now().await;
             }
         }
+        shared.say_what_changed();
         shared.progress.notify_all();
         if shared.stopping.get() && !shared.core.borrow().settling() {
             shared.stopped.set(true);
             shared.progress.notify_all();
             return;
         }
-        let timer = shared.core.borrow().next_timer();
+        let timers = [shared.core.borrow().next_timer(), shared.notices.borrow().next()];
+        let timer = timers.into_iter().flatten().min();
         if wait_for_any(events, freed, timer).await {
             shared.core.borrow_mut().room_freed();
         }
@@ -206,7 +212,10 @@ fn turn(shared: &Rc<Shared>) -> bool {
                     shared.happened(Event::Gone(life, gone));
                 });
             }
-            Action::Report(report) => log(&report, &*shared.environment),
+            Action::Report(report) => match report.peer() {
+                Some(_) => shared.notices.borrow_mut().stir(rt::now()),
+                None => log(&report, &*shared.environment),
+            },
         }
     }
 }
@@ -273,6 +282,15 @@ fn tell(shared: &Rc<Shared>) {
 }
 
 impl Shared {
+    /// Of other nodes, in their log lines.
+    fn say_what_changed(&self) {
+        let (now, mut notices) = (rt::now(), self.notices.borrow_mut());
+        if notices.is_due(now) {
+            let troubles = self.core.borrow().troubles();
+            notices.look(&troubles, now).iter().for_each(|line| log_line(line, &*self.environment));
+        }
+    }
+
     fn happened(&self, event: Event) {
         self.events.borrow_mut().push_back(event);
         self.wake.notify_one();
@@ -315,68 +333,4 @@ async fn ask_gone(environment: &dyn Environment, life: &TopicLife) -> bool {
     let carrier = environment.carrier();
     let question = MetaCommand::ConfirmGone { name: life.topic.to_string(), incarnation: life.incarnation };
     matches!(carrier.call(environment.control(), Request::Meta(question)).await, Ok(Reply::Meta(MetaReply::Gone)))
-}
-
-fn log_read_error(error: &io::Error) {
-    tracing::error!(%error, "ingress WAL cannot be read back; dispatch tries again in 1 s, records stay in the WAL");
-}
-
-fn log(report: &Report, environment: &dyn Environment) {
-    // By its name: a number of the metadata's, taken for a node's, has the wrong one restarted.
-    let owner = |address: &Address| match address.node {
-        NodeId::LOCAL => format!("shard {} of this node", address.shard),
-        node => environment.name_of(node).map_or_else(|| format!("member {}", node.0), |name| name.to_string()),
-    };
-    let id = |life: &TopicLife| life.incarnation.map(|id| id.to_string()).unwrap_or_default();
-    match report {
-        Report::Discarded { life, partition, seq, replaced: true, error: None } => tracing::warn!(
-            topic = &*life.topic,
-            topic_id = id(life),
-            partition,
-            seq,
-            "discarding undispatched record of a deleted topic incarnation"
-        ),
-        Report::Discarded { life, partition, seq, error, .. } => tracing::warn!(
-            topic = &*life.topic,
-            topic_id = id(life),
-            partition,
-            seq,
-            error = error.as_deref(),
-            "discarding undispatched record for deleted topic"
-        ),
-        Report::DiscardedQueue { life, partition, records } => tracing::warn!(
-            topic = &*life.topic,
-            topic_id = id(life),
-            partition,
-            records,
-            "discarding undispatched produce records for deleted topic"
-        ),
-        Report::Refused { topic, destination, records, error } => tracing::warn!(
-            topic = &**topic, topic_id = %destination.incarnation, partition = destination.partition, records, %error,
-            "owner refused produce records accepted for another topic incarnation; checking them again"
-        ),
-        Report::Failing { topic, destination, address, error } => tracing::warn!(
-            topic = &**topic, partition = destination.partition, owner = owner(address), %error,
-            "produce commit failed; the partition is tried again once a second with one record"
-        ),
-        Report::Rerouting { topic, destination } => tracing::warn!(
-            topic = &**topic,
-            partition = destination.partition,
-            "produce commits keep failing; records go to a sibling partition until one succeeds"
-        ),
-        Report::Recovered { topic, destination } => {
-            tracing::info!(topic = &**topic, partition = destination.partition, "produce commits succeed again")
-        }
-        Report::Hung { topic, destination, address, records } => tracing::warn!(
-            topic = &**topic,
-            partition = destination.partition,
-            owner = owner(address),
-            records,
-            "produce commit has not been answered for 1 s; the partition takes no new records until it is"
-        ),
-        Report::Missing { seq } => tracing::error!(
-            seq,
-            "ingress WAL did not hand over a durable record; dispatch cannot pass it and tries again in 1 s"
-        ),
-    }
 }

@@ -4,6 +4,8 @@
 
 pub mod core;
 mod driver;
+mod log;
+mod notices;
 mod source;
 
 #[cfg(test)]
@@ -25,7 +27,7 @@ pub struct DispatchMetrics {
     pub commits_refused: u64,
     /// Commits that were not answered within a second, whatever became of them.
     pub commits_hung: u64,
-    /// Times that a batch found no room at its owner and stayed queued (E41).
+    /// Batches that began to wait for room at their owner (E41).
     pub commits_starved: u64,
     pub records_committed: u64,
     pub records_rerouted: u64,

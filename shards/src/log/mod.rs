@@ -100,11 +100,20 @@ pub struct LogOptions {
     /// How old a record may get, at least (S66). A segment whose oldest record is older is rolled before the next write
     /// (S16, S68). 0: for ever. [`PartitionLog::set_retention_ms`] changes it.
     pub retention_ms: u64,
+    /// Name and bytes (whole blocks) of a file of zeros that is made beside the first segment: who keeps something there
+    /// later finds its blocks also on a disk that is full by then.
+    pub companion: Option<(&'static str, u64)>,
 }
 
 impl Default for LogOptions {
     fn default() -> LogOptions {
-        LogOptions { segment_bytes: 64 << 20, codec: Codec::None, frame_bytes: frame::FRAME_BYTES, retention_ms: 0 }
+        LogOptions {
+            segment_bytes: 64 << 20,
+            codec: Codec::None,
+            frame_bytes: frame::FRAME_BYTES,
+            retention_ms: 0,
+            companion: None,
+        }
     }
 }
 

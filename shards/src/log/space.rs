@@ -96,6 +96,10 @@ impl PartitionLog {
         };
         made.await.map_err(|e| failed("create the partition directory", dir, &e))?;
         self.inner.state.borrow_mut().dir_exists = true;
+        if let Some((name, bytes)) = self.inner.options.companion {
+            let path = dir.join(name);
+            self.make_companion(&path, bytes).await.map_err(|e| failed("create", &path, &e))?;
+        }
         let active = self.make_segment(base, None).await?;
         if !self.inner.state.borrow().marked {
             let marked = super::stored::mark(&self.inner.disk, dir).await;
@@ -104,6 +108,15 @@ impl PartitionLog {
         }
         self.inner.state.borrow_mut().active = Some(active);
         Ok(())
+    }
+
+    /// What is there already is kept. The name becomes durable with that of the first segment.
+    async fn make_companion(&self, path: &Path, bytes: u64) -> io::Result<()> {
+        match self.inner.disk.open(path, Open::New, Caching::Direct).await {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error),
+            Ok(file) => file.write_durable_at(0, AlignedBuf::zeroed(bytes as usize).freeze()).await,
+        }
     }
 
     /// Makes a segment: its header and first step of zeros in one durable write, then its name (E1). What an earlier

@@ -8,10 +8,12 @@ use super::position::{self, Slots, AHEAD_FILE_BYTES, SLOT_BYTES};
 use crate::io::{AlignedBuf, Caching, Disk, File, Open, Slice};
 use crate::meta::Incarnation;
 
-/// Learns the roles of the slots, and makes the newest durable before anything is overwritten (C76).
+/// Learns the roles of the slots, and makes the newest durable before anything is overwritten (C76). What is missing is
+/// written, not left as a hole: acks must have their blocks also on a disk that is full by then.
 pub(super) async fn prime(file: &File, incarnation: Incarnation) -> io::Result<Slots> {
-    if file.len().await? < AHEAD_FILE_BYTES {
-        file.set_len(AHEAD_FILE_BYTES).await?;
+    let length = file.len().await?;
+    if length < AHEAD_FILE_BYTES {
+        file.write_at(length, AlignedBuf::zeroed((AHEAD_FILE_BYTES - length) as usize).freeze()).await?;
     }
     let content = file.read_at(0, AHEAD_FILE_BYTES as usize).await?;
     let (slots, _) = Slots::prime(&content, incarnation);

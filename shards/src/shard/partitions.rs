@@ -14,7 +14,7 @@ use crate::log::{Combiner, CommitGate, LogMetrics, LogShared, Marker, PartitionL
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
 use crate::metrics::PartitionMetrics;
 use crate::peer::{Carrier, CommitError, LocalBoxFuture};
-use crate::queue::{Opened, QueueEnvironment};
+use crate::queue::{Opened, QueueEnvironment, AHEAD_FILE, AHEAD_FILE_BYTES};
 use crate::rt::{self, Instant};
 
 /// At a start: one log's recovery is a handful of small calls, each of which waits for the drive or a thread.
@@ -265,6 +265,7 @@ impl Inner {
 
     fn log_options(&self, partition: &Partition) -> crate::log::LogOptions {
         let mut options = self.options.log.clone();
+        options.companion = Some((AHEAD_FILE, AHEAD_FILE_BYTES));
         if let Some(topic) = self.snapshot.borrow().topic_of(partition.destination.incarnation) {
             options.retention_ms = topic.retention_ms;
         }

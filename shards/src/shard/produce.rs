@@ -128,6 +128,16 @@ impl Inner {
 /// Refused produces of each topic, by [`REJECTIONS`].
 pub type Rejections = BTreeMap<Incarnation, [u64; REJECTIONS.len()]>;
 
+impl Shard {
+    /// A produce whose body found no room in memory. One to a topic that nobody knows is not counted.
+    pub fn note_refused_for_memory(&self, topic: &str) {
+        let known = self.snapshot().topic(topic).map(|meta| meta.incarnation);
+        if let Some(incarnation) = known {
+            let _counted = self.inner.count_rejection(incarnation, ProduceError::MemoryExhausted);
+        }
+    }
+}
+
 impl Inner {
     /// Off the path of a produce that succeeds.
     fn count_rejection(&self, topic: Incarnation, error: ProduceError) -> ProduceError {

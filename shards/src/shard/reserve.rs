@@ -194,6 +194,7 @@ async fn keep_asking(state: Weak<State>) {
 mod tests {
     use super::*;
     use crate::io::sim::{DiskOptions, SimDisk};
+    use crate::log_lines::LogLines;
     use crate::rt::sim;
 
     const BYTES: u64 = 1 << 20;
@@ -255,8 +256,7 @@ mod tests {
 
     #[test]
     fn one_line_of_the_log_stands_for_all_shards_of_a_node() {
-        let lines = Lines::default();
-        let _guard = tracing::subscriber::set_default(lines.clone());
+        let (lines, _guard) = LogLines::of_this_thread();
         sim::run(3, async move {
             let disk = SimDisk::with(3, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
             let node = NodeRoom::default();
@@ -274,28 +274,8 @@ mod tests {
                     shard.refresh().await;
                     assert_eq!(shard.state.room.get(), capacity > 0, "each shard goes by its own look");
                 }
-                assert_eq!(lines.0.load(Relaxed), lines_then);
+                assert_eq!(lines.count(), lines_then);
             }
         });
-    }
-
-    /// Counts events.
-    #[derive(Clone, Default)]
-    struct Lines(Arc<std::sync::atomic::AtomicU64>);
-
-    impl tracing::Subscriber for Lines {
-        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-            true
-        }
-        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-            tracing::span::Id::from_u64(1)
-        }
-        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-        fn event(&self, _: &tracing::Event<'_>) {
-            self.0.fetch_add(1, Relaxed);
-        }
-        fn enter(&self, _: &tracing::span::Id) {}
-        fn exit(&self, _: &tracing::span::Id) {}
     }
 }

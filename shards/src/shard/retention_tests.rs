@@ -480,3 +480,32 @@ fn e11_a_wal_whose_file_was_removed_under_the_running_node_takes_no_record() {
         assert!(text.contains("/data/ingress/0/00000001.wal was removed while the broker runs"), "{text}");
     });
 }
+
+#[test]
+fn e22_d16_acks_of_a_full_disk_are_kept() {
+    for (seed, acked_before) in [(1, false), (2, true)] {
+        sim::run(seed, async move {
+            let (disk, topics) = (SimDisk::new(seed), [topic("orders", 1, 0)]);
+            let bench = Bench::start(disk.clone(), RetentionOptions::default(), &topics).await;
+            for _ in 0..3 {
+                bench.produce("orders").await;
+            }
+            rt::sleep(SECOND).await; // committed
+            if acked_before {
+                let first = bench.consume("orders").await;
+                bench.ack(&first).await;
+                rt::sleep(2 * SECOND).await;
+            }
+            disk.set_capacity(Some(disk.used_bytes()));
+            let last = bench.consume("orders").await;
+            bench.ack(&last).await;
+            // Longer than an ack stays in memory, and than it stays in the page cache (D17).
+            rt::sleep(3 * SECOND).await;
+            disk.power_cut();
+            disk.set_capacity(None);
+            let bench = Bench::start(disk, RetentionOptions::default(), &topics).await;
+            let next = bench.consume("orders").await;
+            assert_eq!(next.offset, last.offset + 1, "acked before: {acked_before}");
+        });
+    }
+}

@@ -34,6 +34,8 @@ pub(super) struct FakeBroker {
     pub produce_error: RefCell<Option<ProduceError>>,
     /// How long a produce takes.
     pub produce_takes: Cell<Duration>,
+    /// Topics of produces that were refused for want of memory.
+    pub refused_for_memory: RefCell<Vec<String>>,
     pub panics: Cell<bool>,
     /// Batches that consumes get, one each; without one they wait.
     pub ready: RefCell<VecDeque<Vec<Delivery>>>,
@@ -110,6 +112,10 @@ pub(super) fn delivery(offset: u64, key: &[u8], payload: &[u8]) -> Delivery {
 }
 
 impl Broker for FakeBroker {
+    fn refused_for_memory(&self, topic: &str) {
+        self.refused_for_memory.borrow_mut().push(topic.to_owned());
+    }
+
     async fn produce<'a>(&'a self, topic: &'a str, record: NewRecord<'a>) -> Result<(), ProduceError> {
         self.produce_batch(topic, &[record]).await
     }

@@ -321,6 +321,8 @@ fn e20_the_memory_for_bodies_counts_every_route_from_64_kib_on() {
         assert_eq!(first.answer().await.map(|a| a.status), Some(202));
         world.ask("POST", PATH, JSON, &vec![b'1'; 200 << 10]).await.expect(202, "");
         assert_eq!(world.ctx.node.body_memory_bytes_held(), 0);
+        assert_eq!(world.metric("narad_http_body_memory_rejections_total").await, Some(2.0));
+        assert_eq!(*world.broker().refused_for_memory.borrow(), ["t", "t"]);
     });
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::dispatch::ReadLimit;
-use crate::meta::{Address, Destination, Incarnation};
+use crate::meta::{Address, Destination, Incarnation, NodeId};
 use crate::peer::CommitBatch;
 
 /// Names one commit; never used twice in the life of a core.
@@ -72,10 +72,12 @@ pub enum Report {
     Rerouting {
         topic: Arc<str>,
         destination: Destination,
+        address: Option<Address>,
     },
     Recovered {
         topic: Arc<str>,
         destination: Destination,
+        address: Option<Address>,
     },
     /// No answer for a second.
     Hung {
@@ -88,4 +90,16 @@ pub enum Report {
     Missing {
         seq: u64,
     },
+}
+
+impl Report {
+    /// The other node whose trouble this is, if it is one's.
+    pub fn peer(&self) -> Option<NodeId> {
+        let address = match self {
+            Report::Failing { address, .. } | Report::Hung { address, .. } => *address,
+            Report::Rerouting { address, .. } | Report::Recovered { address, .. } => (*address)?,
+            _ => return None,
+        };
+        Some(address.node).filter(|node| *node != NodeId::LOCAL)
+    }
 }

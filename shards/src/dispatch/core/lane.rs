@@ -47,8 +47,6 @@ pub(crate) struct Flight {
     pub serial: u64,
     pub address: Address,
     pub started: Instant,
-    /// When it would have left, had there been room for it at its owner.
-    pub since: Instant,
     pub deadline: Instant,
     pub hung: bool,
     pub probe: bool,
@@ -104,10 +102,8 @@ pub(crate) struct Lane {
     pub address: Option<Address>,
     /// The shard of the owner that answered last: of another node it is known only then.
     pub served: Option<Address>,
-    /// Since when its batch has waited for room at the owner (E41).
-    pub starved_since: Option<Instant>,
-    /// Not asked for room again before some comes back.
-    pub starved: bool,
+    /// Its batch waits for room at this owner, with this number in the line there (E41).
+    pub starved: Option<(Address, u64)>,
     pub queue: VecDeque<Entry>,
     pub queued_bytes: usize,
     pub flight: Option<Flight>,
@@ -138,8 +134,7 @@ impl Lane {
             live: false,
             address: None,
             served: None,
-            starved_since: None,
-            starved: false,
+            starved: None,
             queue: VecDeque::new(),
             queued_bytes: 0,
             flight: None,

@@ -3,7 +3,7 @@
 //! Each sequence number from the checkpoint to the read frontier is done, held or skipped (`marks`). Held records
 //! wait on the queue of their destination or are in its one commit in flight (`lane`). `place` decides where a
 //! record that was read goes and runs the rescans of skipped ones; `settle` sends batches and judges the answers;
-//! `gone` discards what belongs to deleted topics.
+//! `gone` discards what belongs to deleted topics; `trouble` sums up what is wrong with other nodes.
 //!
 //! The driver's turn: `advance` the time, hand over what happened, `pump`, carry out the actions; repeat while there
 //! are any; then wait for something to happen or for `next_timer`.
@@ -14,12 +14,14 @@ mod lane;
 mod marks;
 mod place;
 mod settle;
+mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use action::{Action, CommitId, Report, TopicLife};
+pub use trouble::Trouble;
 
 use super::{DispatchMetrics, ReadLimit};
 use crate::meta::{Address, Destination, NodeId, Snapshot};
@@ -119,8 +121,12 @@ pub struct Core {
     /// Lanes whose batch waits for a slot only, oldest first. Entries may be stale: the lane's `ready` decides.
     due: VecDeque<LaneId>,
     probes_due: VecDeque<LaneId>,
-    /// Lanes whose batch waits for room at its owner, the longest first. Entries may be stale.
-    starving: VecDeque<LaneId>,
+    /// Lanes whose batch waits for room, by owner, the longest first.
+    starving: BTreeMap<Address, BTreeMap<u64, LaneId>>,
+    /// The last number given out in such a line.
+    starved_last: u64,
+    /// They have not been asked since room came back.
+    room_came: bool,
     lingering: BTreeSet<(Instant, LaneId)>,
     timers: BTreeSet<(Instant, LaneId)>,
 
@@ -176,7 +182,9 @@ impl Core {
             verdicts: Verdicts::default(),
             due: VecDeque::new(),
             probes_due: VecDeque::new(),
-            starving: VecDeque::new(),
+            starving: BTreeMap::new(),
+            starved_last: 0,
+            room_came: false,
             lingering: BTreeSet::new(),
             timers: BTreeSet::new(),
             held_records: 0,
@@ -442,10 +450,13 @@ impl Core {
         lane.live = live;
         lane.address = address;
         if moved {
-            (lane.served, lane.starved_since, lane.starved) = (None, None, false);
+            lane.served = None;
         }
         if let Some(failing) = lane.failing.as_mut().filter(|_| moved) {
             failing.retry_at = self.now; // another owner deserves a try of its own at once
+        }
+        if moved || died {
+            self.unstarve(id);
         }
         if died {
             self.topic_went(id);
@@ -572,6 +583,7 @@ impl Core {
             self.timers.remove(&(at, id));
         }
         self.lanes_active -= usize::from(lane.active);
+        self.unstarve(id);
         self.skipping.remove(&id);
         self.wanting.remove(&id);
         self.lanes.remove(id);

@@ -103,8 +103,9 @@ impl Core {
             let probe = lane.failing.as_ref().and_then(|failing| failing.probe.as_ref());
             lane.queue.iter().chain(probe).filter(|entry| entry.staged).count()
         };
-        let stuck =
-            |lane: &Lane| lane.failing.is_some() || lane.flight.is_some() || lane.address.is_none() || lane.starved;
+        let stuck = |lane: &Lane| {
+            lane.failing.is_some() || lane.flight.is_some() || lane.address.is_none() || lane.starved.is_some()
+        };
         let mut lanes: Vec<(bool, usize, LaneId)> = self.lanes.ids().into_iter().fold(Vec::new(), |mut all, id| {
             let lane = &self.lanes[id];
             match staged(lane) {
@@ -304,9 +305,9 @@ impl Core {
 
     /// Empties a lane's queue without deciding about its records.
     pub(super) fn take_queue(&mut self, id: LaneId) -> std::collections::VecDeque<Entry> {
+        self.unstarve(id); // whatever comes next has not waited yet
         let lane = &mut self.lanes[id];
         lane.queued_bytes = 0;
-        lane.starved_since = None; // whatever comes next has not waited yet
         std::mem::take(&mut lane.queue)
     }
 
@@ -327,6 +328,7 @@ impl Core {
     /// Gives a waiting probe back to the WAL; the next record that is placed takes its part.
     pub(super) fn return_probe(&mut self, id: LaneId) {
         let Some(entry) = self.lanes[id].failing.as_mut().and_then(|failing| failing.probe.take()) else { return };
+        self.unstarve(id);
         self.release(&entry);
         self.give_back(entry.home, entry.seq);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::action::{Action, CommitId, Report};
-use super::lane::{Failing, Flight, Lane, LaneId, Ready};
+use super::lane::{Failing, Flight, LaneId, Ready};
 use super::marks::Mark;
 use super::{
     Core, Room, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, LINGER_MAX, PROBES_MAX, PROBE_BUDGET, REROUTE_AFTER,
@@ -38,26 +38,15 @@ impl Core {
         }
     }
 
-    /// There may be room again where there was none: those that have waited longest ask first.
+    /// There may be room again where there was none: the next `pump` asks.
     pub fn room_freed(&mut self) {
-        for id in std::mem::take(&mut self.starving).into_iter().rev() {
-            let Some(lane) = self.lanes.get_mut(id).filter(|lane| lane.starved) else { continue };
-            lane.starved = false;
-            if lane.failing.is_some() {
-                lane.ready = Ready::Probe;
-                self.probes_due.push_front(id);
-            } else {
-                lane.ready = Ready::Due;
-                self.due.push_front(id);
-            }
-            self.refresh(id);
-        }
+        self.room_came = true;
     }
 
     /// Where a lane stands in the order of what leaves next.
     pub(super) fn readiness(&self, id: LaneId) -> Ready {
         let lane = &self.lanes[id];
-        let may_leave = lane.live && lane.flight.is_none() && !lane.starved;
+        let may_leave = lane.live && lane.flight.is_none() && lane.starved.is_none();
         let Some(address) = lane.measured_at().filter(|_| may_leave && lane.address.is_some()) else {
             return Ready::No;
         };
@@ -81,37 +70,77 @@ impl Core {
         self.commits_active == 0 && self.lingering.is_empty() && queued_at > self.answered_at
     }
 
-    /// Fills the free slots, probes first: they are few, and a failing destination must not wait for ever.
+    /// Fills the free slots, probes first: they are few, and a failing destination must not wait for ever. Then those who
+    /// have waited for room.
     pub(super) fn send_due(&mut self, room: &mut Room<'_>) {
-        // Where one found no room nobody else gets any before it, also not later: small batches that fit would keep a
-        // large one from its turn for ever.
-        let starving = self.starving.iter().filter_map(|id| self.lanes.get(*id)).filter(|lane| lane.starved);
-        let mut full: BTreeSet<Address> = starving.filter_map(Lane::measured_at).collect();
         while self.commits_active < COMMITS_MAX && self.probes_active < PROBES_MAX {
             let Some(id) = self.probes_due.pop_front() else { break };
             if self.lanes.get(id).is_some_and(|lane| lane.ready == Ready::Probe) {
-                self.send(id, room, &mut full);
+                self.send_or_starve(id, room);
             }
         }
+        self.send_starving(room);
         while self.commits_active < COMMITS_MAX {
             let Some(id) = self.due.pop_front() else { break };
             if self.lanes.get(id).is_some_and(|lane| lane.ready == Ready::Due) {
-                self.send(id, room, &mut full);
+                self.send_or_starve(id, room);
             }
         }
     }
 
-    /// Sends what a lane has, up to the commit budget in bytes.
-    fn send(&mut self, id: LaneId, room: &mut Room<'_>, full: &mut BTreeSet<Address>) {
-        if self.owner_dead(id) && self.sibling(id).is_some() {
+    /// Once room may have come back: at each owner those who wait, in the order in which they came, until it has none.
+    /// That costs a question for each owner and for each batch that leaves, however many wait.
+    fn send_starving(&mut self, room: &mut Room<'_>) {
+        if !self.room_came {
+            return;
+        }
+        let owners: Vec<Address> = self.starving.keys().copied().collect();
+        for owner in owners {
+            while let Some((_, &id)) = self.starving.get(&owner).and_then(|line| line.first_key_value()) {
+                if self.commits_active >= COMMITS_MAX {
+                    return;
+                }
+                let probe = self.lanes[id].failing.is_some();
+                if self.leaves_to_siblings(id) || probe && self.probes_active >= PROBES_MAX {
+                    self.unstarve(id);
+                    self.refresh(id);
+                } else if self.finds_room(id, room) {
+                    self.unstarve(id);
+                    self.send(id);
+                } else {
+                    break;
+                }
+            }
+        }
+        self.room_came = false;
+    }
+
+    fn send_or_starve(&mut self, id: LaneId, room: &mut Room<'_>) {
+        if self.leaves_to_siblings(id) {
+            return self.refresh(id);
+        }
+        // Where somebody waits for room nobody else gets any before it: small batches that fit would keep a large one
+        // from its turn for ever.
+        let waited_for = self.lanes[id].measured_at().is_some_and(|owner| self.starving.contains_key(&owner));
+        match !waited_for && self.finds_room(id, room) {
+            true => self.send(id),
+            false => self.starve(id),
+        }
+    }
+
+    /// The owner is dead and somebody can take its place: what was to be sent to it goes back to be placed anew.
+    fn leaves_to_siblings(&mut self, id: LaneId) -> bool {
+        let leaves = self.owner_dead(id) && self.sibling(id).is_some();
+        if leaves {
             self.return_queue(id);
             self.return_probe(id);
             self.want(id);
-            return self.refresh(id);
         }
-        if !self.finds_room(id, room, full) {
-            return self.starve(id);
-        }
+        leaves
+    }
+
+    /// Sends what a lane has, up to the commit budget in bytes.
+    fn send(&mut self, id: LaneId) {
         let probe = self.lanes[id].failing.is_some();
         if probe {
             self.recall_probe(id);
@@ -164,44 +193,41 @@ impl Core {
         self.serial += 1;
         let serial = self.serial;
         let (started, deadline) = (self.now, self.now + budget);
-        let since = lane.starved_since.take().unwrap_or(started);
         crate::metrics::record(&mut self.metrics.batch_records, seqs.len() as u64);
         self.metrics.commits += 1;
         self.commits_active += 1;
         self.probes_active += usize::from(probe);
-        lane.flight =
-            Some(Flight { serial, address, started, since, deadline, hung: false, probe, bytes, seqs, first });
+        lane.flight = Some(Flight { serial, address, started, deadline, hung: false, probe, bytes, seqs, first });
         self.actions.push_back(Action::Commit { id: CommitId { lane: id, serial }, to: address, batch });
         self.refresh(id);
         self.drained_below_half(id);
     }
 
     /// Whether the owner takes the next batch now. Shards of this node always do: their memory is this process's.
-    fn finds_room(&self, id: LaneId, room: &mut Room<'_>, full: &mut BTreeSet<Address>) -> bool {
+    fn finds_room(&self, id: LaneId, room: &mut Room<'_>) -> bool {
         let lane = &self.lanes[id];
-        let (Some(address), Some(destination), Some(at)) = (lane.address, lane.destination(), lane.measured_at())
-        else {
-            return true;
-        };
-        if address.node == NodeId::LOCAL {
-            return true;
-        }
-        let found = !full.contains(&at) && room(address, destination, lane.next_batch_bytes());
-        if !found {
-            full.insert(at);
-        }
-        found
+        let (Some(address), Some(destination)) = (lane.address, lane.destination()) else { return true };
+        address.node == NodeId::LOCAL || room(address, destination, lane.next_batch_bytes())
     }
 
     /// Its records stay queued: they have no slot, no budget that runs out, and do not hang (E41).
     fn starve(&mut self, id: LaneId) {
-        let now = self.now;
-        let lane = &mut self.lanes[id];
-        lane.starved = true;
-        lane.starved_since.get_or_insert(now);
-        self.starving.push_back(id);
+        let Some(owner) = self.lanes[id].measured_at() else { return };
+        self.starved_last += 1;
+        self.starving.entry(owner).or_default().insert(self.starved_last, id);
+        self.lanes[id].starved = Some((owner, self.starved_last));
         self.metrics.commits_starved += 1;
         self.refresh(id);
+    }
+
+    /// A lane no longer waits for room.
+    pub(super) fn unstarve(&mut self, id: LaneId) {
+        let Some((owner, number)) = self.lanes[id].starved.take() else { return };
+        let Some(line) = self.starving.get_mut(&owner) else { return };
+        line.remove(&number);
+        if line.is_empty() {
+            self.starving.remove(&owner);
+        }
     }
 
     /// A queue that has drained takes back what it had no room for.
@@ -296,7 +322,8 @@ impl Core {
         self.epoch += 1;
         let lane = &self.lanes[id];
         if let Some(destination) = lane.destination() {
-            self.report(Report::Recovered { topic: lane.topic.clone(), destination });
+            let address = lane.address;
+            self.report(Report::Recovered { topic: lane.topic.clone(), destination, address });
         }
         self.want(id);
     }
@@ -325,7 +352,7 @@ impl Core {
         }
         let newly = self.lanes[id].failing.is_none();
         let retry_at = self.now + RETRY_AFTER;
-        let fresh = Failing { since: flight.since, retry_at, probe: None, announced: false };
+        let fresh = Failing { since: flight.started, retry_at, probe: None, announced: false };
         self.lanes[id].failing.get_or_insert(fresh).retry_at = retry_at;
         self.lanes[id].last_error = Some(error.as_str().into());
         let Flight { seqs, first, address, .. } = flight;
@@ -388,8 +415,8 @@ impl Core {
         let Some(destination) = lane.destination() else { return };
         let Some(failing) = lane.failing.as_mut().filter(|failing| !failing.announced) else { return };
         failing.announced = true;
-        let topic = lane.topic.clone();
-        self.report(Report::Rerouting { topic, destination });
+        let (topic, address) = (lane.topic.clone(), lane.address);
+        self.report(Report::Rerouting { topic, destination, address });
     }
 
     /// A probe that failed past the grace goes to the sibling like the other records; the next record of the
@@ -408,6 +435,7 @@ impl Core {
             return;
         }
         if let Some(entry) = self.lanes[id].failing.as_mut().and_then(|failing| failing.probe.take()) {
+            self.unstarve(id);
             self.release(&entry);
             self.metrics.records_rerouted += 1;
             self.enqueue(sibling, entry);

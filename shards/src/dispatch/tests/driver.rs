@@ -11,6 +11,7 @@ use super::{seq_of, wal_record, MockWal, Topics};
 use crate::api::{MetaCommand, MetaReply};
 use crate::dispatch::{Dispatcher, Environment, Limits, ReadBack, ReadLimit, Source};
 use crate::io::Slice;
+use crate::log_lines::LogLines;
 use crate::meta::{Address, Destination, Incarnation, NodeId, Snapshot};
 use crate::peer::{Carrier, CommitBatch, CommitError, Committed, LocalBoxFuture, Lost, Reply, Request};
 use crate::rt::sim::{run, Rng};
@@ -532,4 +533,25 @@ fn every_record_arrives_whatever_the_owners_do() {
             assert_eq!(world.checkpoint.get(), all);
         });
     }
+}
+
+#[test]
+fn a_node_that_fails_and_recovers_is_a_line_for_each_change_not_for_each_partition() {
+    let (lines, _guard) = LogLines::of_this_thread();
+    run(1, async move {
+        let world = World::new(1);
+        let partitions = [(7, 0); 40];
+        world.topics(&[("orders", 1, &partitions)]);
+        let dispatcher = world.start();
+        world.mood.set(Mood::Lose);
+        (0..40).for_each(|partition| world.append("orders", 1, partition, 3));
+        rt::sleep(Duration::from_secs(2)).await;
+        assert_eq!(lines.count(), 1, "they fail");
+        rt::sleep(Duration::from_secs(4)).await;
+        assert_eq!(lines.count(), 2, "their records go elsewhere");
+        world.mood.set(Mood::Store);
+        dispatcher.drained().await;
+        rt::sleep(Duration::from_secs(10)).await;
+        assert_eq!(lines.count(), 3, "they are well again");
+    });
 }

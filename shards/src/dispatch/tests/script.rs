@@ -9,6 +9,7 @@
 //! gone|not-gone NAME ID                        the control thread's answer (ID `-`: by name)
 //! dead|alive NODE                              membership
 //! full|room NODE/SHARD                         the owner has no room for commits | has some again (E41)
+//! freed NODE/SHARD                             it has less than before in use, but not enough for what waits
 //! fits NODE/SHARD                              it has no room for what waits, but would have for less
 //! served NAME/PARTITION NODE/SHARD             who answers for it from here on
 //! tick TIME                                    time passes, timer by timer
@@ -116,6 +117,10 @@ impl Script {
             ["fits", owner] => drop(self.full.remove(&address(owner))),
             ["room", owner] => {
                 self.full.remove(&address(owner));
+                self.core.room_freed();
+            }
+            ["freed", owner] => {
+                assert!(self.full.contains(&address(owner)));
                 self.core.room_freed();
             }
             ["served", partition, owner] => {
