@@ -31,6 +31,8 @@ pub struct Partition {
     past: RefCell<LogMetrics>,
     /// After a pass of retention that panicked or hung, the next one waits until then.
     pub(super) rests_until: Cell<Instant>,
+    /// After a close that hung.
+    pub(super) closes_not_before: Cell<Instant>,
     combiner: OnceCell<Combiner>,
     produced: Cell<(u64, u64)>,
     /// Offset of the oldest unsettled record and its time, as last read for the figures.
@@ -197,6 +199,7 @@ impl Inner {
             log: RefCell::default(),
             past: RefCell::default(),
             rests_until: Cell::default(),
+            closes_not_before: Cell::default(),
             combiner: OnceCell::new(),
             produced: Cell::default(),
             unsettled: Cell::default(),
@@ -367,6 +370,10 @@ impl QueueEnvironment for QueueSide {
 
     fn carrier(&self) -> Rc<dyn Carrier> {
         self.0.upgrade().expect("queues live no longer than their shard").carrier.clone()
+    }
+
+    fn known_end(&self, destination: Destination) -> Option<u64> {
+        self.0.upgrade()?.partitions.known_log(destination).map(|log| log.high_watermark())
     }
 
     fn open(&self, destination: Destination) -> LocalBoxFuture<'static, Result<Opened, ConsumeError>> {
