@@ -31,6 +31,8 @@ pub struct Partition {
     past: RefCell<LogMetrics>,
     /// After a pass of retention that panicked or hung, the next one waits until then.
     pub(super) rests_until: Cell<Instant>,
+    /// It could not be opened when that was tried last.
+    unusable: Cell<bool>,
     /// After a close that hung.
     pub(super) closes_not_before: Cell<Instant>,
     combiner: OnceCell<Combiner>,
@@ -158,6 +160,8 @@ impl Partitions {
                 metrics.segments = log.segments();
                 metrics.log.add(&log.metrics());
             }
+            // For whoever waits for its records it is the same: only the error log says why.
+            metrics.log.poisoned |= partition.unusable.get();
         }
     }
 
@@ -199,6 +203,7 @@ impl Inner {
             log: RefCell::default(),
             past: RefCell::default(),
             rests_until: Cell::default(),
+            unusable: Cell::default(),
             closes_not_before: Cell::default(),
             combiner: OnceCell::new(),
             produced: Cell::default(),
@@ -238,6 +243,12 @@ impl Inner {
 
     /// Opens the log, which is not open, of a partition whose directory is known to be the live incarnation's.
     async fn open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, String> {
+        let opened = self.try_open_log(partition).await;
+        partition.unusable.set(opened.is_err());
+        opened
+    }
+
+    async fn try_open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, String> {
         let incarnation = partition.destination.incarnation;
         let dir = self.partition_dir(partition)?;
         let log = PartitionLog::open(&self.options.disk, &dir, self.log_options(partition), &self.partitions.shared)

@@ -280,6 +280,31 @@ fn s86_more_partitions_than_may_be_open_are_committed_and_consumed_within_the_bo
 }
 
 #[test]
+fn a_partition_that_cannot_be_opened_is_seen_in_the_figures() {
+    sim::run(10, async {
+        let topics = [topic("t1", 1, 0), topic("t2", 2, 0)];
+        let device = SimDisk::new(10);
+        let bench = Bench::start(device.clone(), sweeping(None, None), &topics).await;
+        for topic in &topics {
+            bench.produce(&topic.name).await;
+        }
+        rt::sleep(SECOND).await;
+        bench.shard.handle(Request::Quiesce).await;
+        bench.shard.handle(Request::Shutdown).await;
+        device.inject(NthCall::new(Op::List, 1, Fault::Fail).on("t1/p"));
+        let bench = Bench::start(device, sweeping(None, None), &topics).await;
+        let unusable = |metrics: ShardMetrics| {
+            let all = metrics.partitions.into_iter();
+            all.filter(|(_, known)| known.log.poisoned).map(|(destination, _)| destination).collect::<Vec<_>>()
+        };
+        assert_eq!(unusable(bench.metrics().await), [destination(1)]);
+        bench.produce("t1").await;
+        rt::sleep(2 * SECOND).await;
+        assert_eq!(unusable(bench.metrics().await), [], "it has been opened since");
+    });
+}
+
+#[test]
 fn a_consumer_that_waits_for_more_partitions_than_may_be_open_has_none_opened_in_vain() {
     sim::run(7, async {
         let mut wide = (*topic("orders", 1, 0)).clone();
