@@ -1,6 +1,10 @@
 # shellcheck shell=bash
 # Shared by the scripts here: what the build needs, and how to get it on Debian 12. Sourced, not run.
 
+# Where cargo puts the programs, also when the caller keeps its target directory elsewhere.
+# shellcheck disable=SC2034  # for those who source this
+release=$(realpath -m "${CARGO_TARGET_DIR:-target}")/release
+
 say() { printf '%s\n' "$*" >&2; }
 die() { say "error: $*"; exit 1; }
 

@@ -151,6 +151,16 @@ pub fn plan_identity(data: &DataDir, configured: Option<&str>, host_name: &str) 
                 "restore the whole data directory from one backup, or start on an empty one",
             ));
         }
+        // A first start makes them before the store id: they were there. Made anew, offsets would begin at 0 again, and
+        // what was accepted and not dispatched would be forgotten without a word.
+        Some(_) if !data.topics().is_dir() || !data.ingress().is_dir() => {
+            let missing = if data.topics().is_dir() { data.ingress() } else { data.topics() };
+            return Err(Refusal::new(
+                format!("{} has been used before, and {} is missing", data.root.display(), missing.display()),
+                "restore the whole data directory from one backup, or start on an empty one; to go on without what it held, \
+                 make it again, empty",
+            ));
+        }
         None if messages => {
             return Err(Refusal::new(
                 format!("{} holds messages, and its store-id file is missing", data.root.display()),

@@ -188,7 +188,17 @@ pub fn prepare(config: Config, say: &mut dyn FnMut(String)) -> Result<Prepared, 
         None => None,
         Some(address) => {
             let host = address.host.as_deref().unwrap_or("");
-            Some(ports::try_listen("http.metrics_addr", host, address.port)?)
+            let listens = ports::try_listen("http.metrics_addr", host, address.port)?;
+            // Both would be allowed to listen, and the kernel would deal connections out to either.
+            let same_host =
+                listens.ip() == http_addr.ip() || listens.ip().is_unspecified() || http_addr.ip().is_unspecified();
+            if same_host && listens.port() == http_addr.port() && address.port != 0 {
+                return Err(Refusal::setting(
+                    format!("http.metrics_addr ({address}) and http.addr ({http_addr}) are one address"),
+                    "give them different ports, or drop http.metrics_addr: /metrics is on http.addr then",
+                ));
+            }
+            Some(listens)
         }
     };
     let shard_addrs = match config.runtime.shard_ports {

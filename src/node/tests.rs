@@ -126,6 +126,8 @@ fn e50_the_stored_node_id_wins_and_a_different_one_is_refused() {
 fn k16_a_directory_that_lost_a_part_is_refused_and_left_alone() {
     type Case<'a> = (&'a str, &'a dyn Fn(&Path), &'a str);
     let cases: &[Case] = &[
+        ("notopics", &|root| fs::remove_dir_all(root.join("topics")).unwrap(), "topics is missing"),
+        ("noingress", &|root| fs::remove_dir_all(root.join("ingress")).unwrap(), "ingress is missing"),
         ("nostate", &|root| fs::remove_dir_all(root.join("metastore")).unwrap(), "metastore/state.redb is missing"),
         (
             "noid",
@@ -215,6 +217,18 @@ fn settings_that_contradict_the_machine_are_refused_before_the_directory_is_touc
     let text = refusal(prepare(settings(&directory.0, &[("http.addr", &taken)]), &mut |_| {}));
     assert!(text.contains(&format!("http.addr ({taken}): the port is taken")), "{text}");
     assert!(!directory.0.exists());
+}
+
+#[test]
+fn the_metrics_port_is_not_the_api_port_by_another_name() {
+    let directory = Directory::new("two-names");
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for (api, metrics) in [("127.0.0.1", "localhost"), ("localhost", "127.0.0.1"), ("127.0.0.1", "0.0.0.0")] {
+        let [api, metrics] = [api, metrics].map(|host| format!("{host}:{}", free.port()));
+        let asked = settings(&directory.0, &[("http.addr", &api), ("http.metrics_addr", &metrics)]);
+        let text = refusal(prepare(asked, &mut |_| {}));
+        assert!(text.contains("are one address") && !directory.0.exists(), "{metrics}: {text}");
+    }
 }
 
 #[test]

@@ -192,7 +192,8 @@ fn render_logs(page: &mut Exposition, partitions: &Partitions<'_>) {
     family("narad_storage_damage_found_total", "Places where synced records cannot be read any more.", |l| {
         l.damage_found
     });
-    let poisoned_help = "1 once a write has failed: the log takes no commits until a restart. The error log names it.";
+    let poisoned_help =
+        "1 once a write has failed, or while the log cannot be opened: it takes no commits. The error log says why.";
     page.family("narad_storage_log_poisoned", Kind::Gauge, poisoned_help);
     for ((topic, partition), figures) in partitions {
         page.sample(&[("topic", topic), ("partition", partition)], u8::from(figures.log.poisoned));

@@ -233,7 +233,7 @@ impl PartitionLog {
             return match boundary {
                 Some(lost) if lost > 0 => Err(OpenError::Damaged(format!(
                     "{} says that {lost} records were stored, but there is no segment: the log's files are lost; \
-                     restore them; or, to start empty, move the directory and {} away",
+                     restore the whole data directory from one backup; or, to go on without them, move the directory and {} away",
                     self.inner.dir.join(hwm::FILE_NAME).display(),
                     stored::path(&self.inner.dir).display()
                 ))),

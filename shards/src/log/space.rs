@@ -113,7 +113,16 @@ impl PartitionLog {
     /// What is there already is kept. The name becomes durable with that of the first segment.
     async fn make_companion(&self, path: &Path, bytes: u64) -> io::Result<()> {
         match self.inner.disk.open(path, Open::New, Caching::Direct).await {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            // What a full disk, or a crash, has kept from getting its blocks gets them now.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let file = self.inner.disk.open(path, Open::Existing, Caching::Direct).await?;
+                match file.len().await? {
+                    has if has < bytes && has.is_multiple_of(BLOCK) => {
+                        file.write_durable_at(has, AlignedBuf::zeroed((bytes - has) as usize).freeze()).await
+                    }
+                    _ => Ok(()),
+                }
+            }
             Err(error) => Err(error),
             Ok(file) => file.write_durable_at(0, AlignedBuf::zeroed(bytes as usize).freeze()).await,
         }

@@ -41,6 +41,8 @@ pub trait QueueEnvironment {
     /// Opens the log of a partition that the snapshot gives this shard, or returns the open one. Called again when a
     /// handle has answered "closed".
     fn open(&self, destination: Destination) -> LocalBoxFuture<'static, Result<Opened, ConsumeError>>;
+    /// The high watermark, if it is known without opening anything.
+    fn known_end(&self, destination: Destination) -> Option<u64>;
 }
 
 /// A partition's consumer state, for statistics.

@@ -258,6 +258,9 @@ impl TopicQueue {
             if held.rest_of(take).is_none() {
                 break;
             }
+            if self.is_used_up(*number) {
+                continue;
+            }
             let claimed = match self.partition(*number).await {
                 Ok(partition) if !partition.is_available() => Ok(()),
                 Ok(partition) => self.claim_from(&partition, take, held).await,
@@ -271,6 +274,18 @@ impl TopicQueue {
             }
         }
         outcome
+    }
+
+    /// A partition without consumer state here whose records are all settled. To open it for a look would announce it,
+    /// and have it closed again for the next one where more partitions are waited for than may be open: for ever.
+    fn is_used_up(&self, number: u32) -> bool {
+        let destination = Destination { incarnation: self.incarnation, partition: number };
+        let known = || {
+            let queues = self.queues()?;
+            let (state, end) = (queues.unloaded(destination)?, queues.environment.known_end(destination)?);
+            Some(state.frontier >= end)
+        };
+        self.open_partition(number).is_none() && known().unwrap_or(false)
     }
 
     /// As [`claim`](Self::claim), for the topic's home: an answer with less than `take.max` records leaves the token

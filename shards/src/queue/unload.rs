@@ -46,6 +46,11 @@ impl Unloaded {
 }
 
 impl ShardQueues {
+    /// What a partition's files state whose consumer state is not in memory.
+    pub(super) fn unloaded(&self, destination: Destination) -> Option<ConsumerState> {
+        self.unloaded.consumer_state(destination)
+    }
+
     /// A partition's state has come to life: it goes on where its figures stopped.
     pub(super) fn loaded(&self, partition: &PartitionQueue) {
         let figures = self.unloaded.figures.borrow_mut().remove(&partition.destination);

@@ -405,14 +405,20 @@ impl RingRuntime {
     fn spin_for_work(&self) -> bool {
         let limit = match self.spin {
             Spin::Always(limit) => limit,
-            Spin::ForDrive(limit) if self.ring.files_in_flight() && self.patience.lasts() => limit,
+            Spin::ForDrive(limit) if self.ring.files_in_flight() && self.patience.lasts(self.ring.files_ended()) => {
+                limit
+            }
             Spin::ForDrive(_) | Spin::Never => return false,
         };
         if self.ring.wants_enter() {
             self.ring.enter(None);
         }
         let now = Instant(monotonic_nanos());
-        let spun = |until: u64| self.ring.count_spin(Duration::from_nanos(until - now.0));
+        let spun = |until: u64| {
+            let time = Duration::from_nanos(until - now.0);
+            self.ring.count_spin(time);
+            self.patience.spun(time, limit);
+        };
         let until = self.next_timer().map_or(now + limit, |timer| timer.min(now + limit));
         let (mut at, mut yielded) = (now, now);
         while at < until {
@@ -424,7 +430,6 @@ impl RingRuntime {
                 if self.ring.has_completions() || self.has_messages() {
                     // The last look at the clock is near enough for the account, and one less before the work.
                     spun(at.0);
-                    self.patience.rewarded();
                     if self.ring.wants_enter() {
                         self.ring.enter(None);
                     }
@@ -435,7 +440,6 @@ impl RingRuntime {
             at = Instant(monotonic_nanos());
         }
         spun(at.0);
-        self.patience.disappointed();
         false
     }
 

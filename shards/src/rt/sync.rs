@@ -203,6 +203,12 @@ impl Lock {
         Rc::strong_count(&self.state) > 1
     }
 
+    /// Whether the next one to enter would have to wait.
+    pub fn is_held(&self) -> bool {
+        let state = self.state.borrow();
+        state.held > state.others_max
+    }
+
     pub async fn enter(&self) -> LockGuard {
         let waiting = {
             let mut state = self.state.borrow_mut();

@@ -31,6 +31,10 @@ pub struct Partition {
     past: RefCell<LogMetrics>,
     /// After a pass of retention that panicked or hung, the next one waits until then.
     pub(super) rests_until: Cell<Instant>,
+    /// It could not be opened when that was tried last.
+    unusable: Cell<bool>,
+    /// After a close that hung.
+    pub(super) closes_not_before: Cell<Instant>,
     combiner: OnceCell<Combiner>,
     produced: Cell<(u64, u64)>,
     /// Offset of the oldest unsettled record and its time, as last read for the figures.
@@ -156,6 +160,8 @@ impl Partitions {
                 metrics.segments = log.segments();
                 metrics.log.add(&log.metrics());
             }
+            // For whoever waits for its records it is the same: only the error log says why.
+            metrics.log.poisoned |= partition.unusable.get();
         }
     }
 
@@ -197,6 +203,8 @@ impl Inner {
             log: RefCell::default(),
             past: RefCell::default(),
             rests_until: Cell::default(),
+            unusable: Cell::default(),
+            closes_not_before: Cell::default(),
             combiner: OnceCell::new(),
             produced: Cell::default(),
             unsettled: Cell::default(),
@@ -235,6 +243,12 @@ impl Inner {
 
     /// Opens the log, which is not open, of a partition whose directory is known to be the live incarnation's.
     async fn open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, String> {
+        let opened = self.try_open_log(partition).await;
+        partition.unusable.set(opened.is_err());
+        opened
+    }
+
+    async fn try_open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, String> {
         let incarnation = partition.destination.incarnation;
         let dir = self.partition_dir(partition)?;
         let log = PartitionLog::open(&self.options.disk, &dir, self.log_options(partition), &self.partitions.shared)
@@ -367,6 +381,10 @@ impl QueueEnvironment for QueueSide {
 
     fn carrier(&self) -> Rc<dyn Carrier> {
         self.0.upgrade().expect("queues live no longer than their shard").carrier.clone()
+    }
+
+    fn known_end(&self, destination: Destination) -> Option<u64> {
+        self.0.upgrade()?.partitions.known_log(destination).map(|log| log.high_watermark())
     }
 
     fn open(&self, destination: Destination) -> LocalBoxFuture<'static, Result<Opened, ConsumeError>> {

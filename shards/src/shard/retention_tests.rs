@@ -72,7 +72,8 @@ fn snapshot(version: u64, topics: &[Arc<TopicMeta>]) -> Arc<Snapshot> {
     for topic in topics {
         snapshot.topics.insert(topic.name.clone(), topic.clone());
         snapshot.by_incarnation.insert(topic.incarnation, topic.clone());
-        snapshot.placement.insert(topic.incarnation, Arc::from([Address::local(0)]));
+        let placement = vec![Address::local(0); topic.partitions as usize];
+        snapshot.placement.insert(topic.incarnation, Arc::from(placement));
     }
     Arc::new(snapshot)
 }
@@ -275,6 +276,105 @@ fn s86_more_partitions_than_may_be_open_are_committed_and_consumed_within_the_bo
                 most_open(bench.metrics().await);
             }
         }
+    });
+}
+
+#[test]
+fn a_partition_that_cannot_be_opened_is_seen_in_the_figures() {
+    sim::run(10, async {
+        let topics = [topic("t1", 1, 0), topic("t2", 2, 0)];
+        let device = SimDisk::new(10);
+        let bench = Bench::start(device.clone(), sweeping(None, None), &topics).await;
+        for topic in &topics {
+            bench.produce(&topic.name).await;
+        }
+        rt::sleep(SECOND).await;
+        bench.shard.handle(Request::Quiesce).await;
+        bench.shard.handle(Request::Shutdown).await;
+        device.inject(NthCall::new(Op::List, 1, Fault::Fail).on("t1/p"));
+        let bench = Bench::start(device, sweeping(None, None), &topics).await;
+        let unusable = |metrics: ShardMetrics| {
+            let all = metrics.partitions.into_iter();
+            all.filter(|(_, known)| known.log.poisoned).map(|(destination, _)| destination).collect::<Vec<_>>()
+        };
+        assert_eq!(unusable(bench.metrics().await), [destination(1)]);
+        bench.produce("t1").await;
+        rt::sleep(2 * SECOND).await;
+        assert_eq!(unusable(bench.metrics().await), [], "it has been opened since");
+    });
+}
+
+#[test]
+fn a_consumer_that_waits_for_more_partitions_than_may_be_open_has_none_opened_in_vain() {
+    sim::run(7, async {
+        let mut wide = (*topic("orders", 1, 0)).clone();
+        wide.partitions = 30;
+        let few = RetentionOptions { open_logs_max: 8, ..sweeping(None, None) };
+        let bench = Bench::start(SimDisk::new(7), few, &[Arc::new(wide)]).await;
+        for partition in 0..30 {
+            let record = NewRecord { key: b"", payload: b"hello", partition: Some(partition) };
+            bench.shard.produce("orders", record).await.expect("accepted");
+        }
+        for _ in 0..30 {
+            let delivery = bench.consume("orders").await;
+            bench.ack(&delivery).await;
+        }
+        rt::sleep(10 * SECOND).await;
+        let parked = bench.consumer.clone();
+        let waiting = rt::spawn(rt::Queue::Consume, async move {
+            let take = Take { max: 1, bytes_max: 1 << 20 };
+            parked.consume("orders", None, take, 60 * SECOND).await.map(|taken| taken.len())
+        });
+        rt::sleep(SECOND).await;
+        let before = bench.metrics().await.retention.idle_logs_evicted;
+        rt::sleep(20 * SECOND).await;
+        assert_eq!(bench.metrics().await.retention.idle_logs_evicted, before, "logs are opened and closed in turns");
+        let record = NewRecord { key: b"", payload: b"hello", partition: Some(3) };
+        bench.shard.produce("orders", record).await.expect("accepted");
+        assert_eq!(rt::timeout(SECOND, waiting).await, Ok(Ok(1)), "it is found all the same");
+    });
+}
+
+#[test]
+fn logs_that_are_needed_do_not_keep_others_from_being_closed() {
+    sim::run(8, async {
+        let topics: Vec<_> = (1..=40).map(|number| topic(&format!("t{number}"), number, 0)).collect();
+        let few = RetentionOptions { open_logs_max: 10, sweep_interval: HOUR, ..sweeping(None, None) };
+        let bench = Bench::start(SimDisk::new(8), few, &topics).await;
+        // The oldest ones: leased, not acked.
+        let mut leases = Vec::new();
+        for topic in &topics[..6] {
+            bench.produce(&topic.name).await;
+            leases.push(bench.consume(&topic.name).await);
+        }
+        for topic in &topics[6..] {
+            bench.produce(&topic.name).await;
+            rt::sleep(SECOND / 100).await;
+            let open = bench.metrics().await.open_logs;
+            assert!(open <= 12, "{open} are open");
+        }
+        for lease in &leases {
+            bench.ack(lease).await;
+        }
+    });
+}
+
+#[test]
+fn a_log_that_does_not_close_keeps_no_other_from_being_opened() {
+    sim::run(9, async {
+        let topics: Vec<_> = (1..=60).map(|number| topic(&format!("t{number}"), number, 0)).collect();
+        let few = RetentionOptions { open_logs_max: 10, sweep_interval: HOUR, ..sweeping(None, None) };
+        let bench = Bench::start(SimDisk::new(9), few, &topics).await;
+        bench.produce("t1").await;
+        rt::sleep(SECOND).await;
+        bench.disk.inject(NthCall::new(Op::Write, 1, Fault::Stall(HOUR)).on("t1/"));
+        for topic in &topics[1..] {
+            bench.produce(&topic.name).await;
+        }
+        rt::sleep(10 * SECOND).await;
+        let metrics = bench.metrics().await;
+        assert_eq!(metrics.partitions.values().filter(|known| known.high_watermark == 1).count(), 60);
+        assert!(metrics.open_logs <= 12, "{} are open", metrics.open_logs);
     });
 }
 

@@ -85,6 +85,7 @@ struct Core {
     slots: Slots,
     in_flight: usize,
     sockets_in_flight: usize,
+    files_ended: u64,
     waiting_files: VecDeque<squeue::Entry>,
     waiting_sockets: VecDeque<squeue::Entry>,
     /// Cancellations that the submission queue had no room for: without them a receive that nobody waits for would hold
@@ -182,6 +183,7 @@ impl Ring {
                 slots: Slots::default(),
                 in_flight: 0,
                 sockets_in_flight: 0,
+                files_ended: 0,
                 waiting_files: VecDeque::new(),
                 waiting_sockets: VecDeque::new(),
                 cancels_owed: Vec::new(),
@@ -405,8 +407,9 @@ impl Ring {
     ) {
         core.in_flight -= 1;
         let done = core.slots.complete(user_data, result, flags);
-        if done.class == Class::Socket {
-            core.sockets_in_flight -= 1;
+        match done.class {
+            Class::Socket => core.sockets_in_flight -= 1,
+            Class::File => core.files_ended += 1,
         }
         woken.extend(done.waker);
         garbage.extend(done.garbage);
@@ -504,6 +507,11 @@ impl Ring {
     pub fn files_in_flight(&self) -> bool {
         let core = self.core.borrow();
         core.in_flight > core.sockets_in_flight
+    }
+
+    /// Operations of the drive that have ended.
+    pub fn files_ended(&self) -> u64 {
+        self.core.borrow().files_ended
     }
 
     /// Time that went into looking for completions without blocking: neither busy nor asleep.

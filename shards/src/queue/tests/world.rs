@@ -225,6 +225,10 @@ impl QueueEnvironment for Environment {
         Rc::new(self.carrier.clone())
     }
 
+    fn known_end(&self, _: Destination) -> Option<u64> {
+        None
+    }
+
     fn open(&self, destination: Destination) -> LocalBoxFuture<'static, Result<Opened, ConsumeError>> {
         let (logs, disk) = (self.logs.clone(), self.disk.clone());
         Box::pin(async move {
