@@ -588,6 +588,8 @@ impl Link {
             let _ = call.reply.send(Err(error));
         }
         self.queue = SendQueue::default();
+        // Frames half in never become whole: their room is for others, now and not after QUIC has drained.
+        self.readers = Default::default();
         if self.met {
             self.events.push(Event::Lost(self.id));
         }

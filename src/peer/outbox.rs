@@ -151,9 +151,15 @@ impl Outbox {
     }
 
     /// Takes the memory of a send back. When the kernel would not cut its data, no more is joined for that peer, and
-    /// this data goes again, datagram by datagram; returns whether that is so.
+    /// this data goes again, datagram by datagram; returns whether that is so. When it may be that the address of this
+    /// machine is gone that it was to leave from, it goes again from whichever the kernel takes.
     pub fn sent(&mut self, sent: Sent) -> bool {
         let refused = sent.result.as_ref().err().and_then(|error| error.raw_os_error());
+        if refused == Some(libc::EINVAL) && sent.route.from.is_some() {
+            let route = Route { from: None, ..sent.route };
+            self.batches.push_front(Batch { route, data: sent.data, segment_bytes: sent.segment_bytes });
+            return false;
+        }
         let cutting = matches!(refused, Some(libc::EIO | libc::EMSGSIZE | libc::EINVAL | libc::EOPNOTSUPP));
         if let Some(segment_bytes) = sent.segment_bytes.filter(|_| cutting) {
             self.refused.insert(sent.route.to.ip());
@@ -248,6 +254,35 @@ mod tests {
             add(&mut outbox, 1, 1200);
             assert_eq!(shapes(&mut outbox), [(1, 1200, None), (1, 1200, None)], "and never joined again");
         }
+    }
+
+    #[test]
+    fn e55_what_left_from_an_address_that_is_gone_goes_again_from_any_and_says_nothing_about_offload() {
+        let failed = |batch: Batch| Sent {
+            result: Err(std::io::Error::from_raw_os_error(libc::EINVAL)),
+            route: batch.route,
+            data: batch.data,
+            segment_bytes: batch.segment_bytes,
+        };
+        let mut outbox = Outbox::new(true);
+        let gone = Route { from: Some(IpAddr::from([10, 0, 0, 9])), ..address(1) };
+        for bytes in [1200, 1200, 1300] {
+            assert_eq!(outbox.add(gone, 1500, |_| Ok::<_, ()>(bytes)), Ok(bytes));
+        }
+        for (bytes, segment_bytes) in [(2400, Some(1200)), (1300, None)] {
+            let batch = outbox.next().expect("it was added");
+            assert!(!outbox.sent(failed(batch)), "nothing is known of offload");
+            let again = outbox.next().expect("it goes again");
+            assert_eq!((again.route, again.data.len(), again.segment_bytes), (address(1), bytes, segment_bytes));
+        }
+        assert!(outbox.is_empty());
+        // Without one to blame, the kernel does not cut.
+        add(&mut outbox, 1, 1200);
+        add(&mut outbox, 1, 1200);
+        let batch = outbox.next().expect("one batch");
+        assert_eq!(batch.segment_bytes, Some(1200), "joined as before");
+        assert!(outbox.sent(failed(batch)));
+        assert_eq!(shapes(&mut outbox), [(1, 1200, None), (1, 1200, None)]);
     }
 
     #[test]

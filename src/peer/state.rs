@@ -62,19 +62,26 @@ pub(super) struct State {
 struct Refusals {
     told_at: Option<Instant>,
     untold: u64,
+    /// Whom it has happened to last: it may be told when it is the turn of another.
+    last: Option<SocketAddr>,
 }
 
 impl Refusals {
     const TELL_EVERY: Duration = Duration::from_secs(5);
 
-    /// How often it has happened, when that is to be told now.
-    fn note(&mut self, refused: u64, now: Instant) -> Option<u64> {
-        self.untold += refused;
-        let quiet = self.told_at.is_some_and(|told| now < told + Self::TELL_EVERY);
-        (self.untold > 0 && !quiet).then(|| {
-            self.told_at = Some(now);
-            std::mem::take(&mut self.untold)
-        })
+    /// `peer` was refused so often, perhaps never. Returns how often it has happened and to whom last, when that is to
+    /// be told now.
+    fn note(&mut self, peer: SocketAddr, refused: u64, now: Instant) -> Option<(u64, SocketAddr)> {
+        if refused > 0 {
+            self.untold += refused;
+            self.last = Some(peer);
+        }
+        if self.told_at.is_some_and(|told| now < told + Self::TELL_EVERY) {
+            return None;
+        }
+        let last = self.last.take()?;
+        self.told_at = Some(now);
+        Some((std::mem::take(&mut self.untold), last))
     }
 }
 
@@ -320,12 +327,12 @@ impl State {
             let peer = link.peer;
             let refused = std::mem::take(&mut link.tally.proofs_refused);
             self.metrics.proofs_refused += refused;
-            if let Some(times) = self.guesses.note(refused, now) {
+            if let Some((times, peer)) = self.guesses.note(peer, refused, now) {
                 tracing::warn!(component = "audit", %peer, times, "cluster stream rejected: invalid auth");
             }
             let refused = std::mem::take(&mut link.tally.frames_refused);
             self.metrics.frames_refused += refused;
-            if let Some(times) = self.unfitting.note(refused, now) {
+            if let Some((times, peer)) = self.unfitting.note(peer, refused, now) {
                 let (bytes, bytes_max) = (self.intake.bytes(), self.settings.incoming_bytes_max);
                 tracing::warn!(%peer, times, bytes, bytes_max, "frames of a peer are refused: too much is on its way at a time");
             }
@@ -442,4 +449,23 @@ fn add_stats(metrics: &mut PeerMetrics, link: &Link) {
     metrics.packets_lost += stats.lost as u64;
     metrics.data_blocked += stats.data_blocked_sent_count;
     metrics.stream_data_blocked += stats.stream_data_blocked_sent_count;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e48_what_is_told_later_names_whoever_did_it_last_and_nobody_else() {
+        let [innocent, one, other] = [1, 2, 3].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
+        let (mut refusals, start) = (Refusals::default(), Instant(1_000_000_000));
+        let later = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(refusals.note(innocent, 0, start), None);
+        assert_eq!(refusals.note(one, 1, start), Some((1, one)), "the first at once");
+        assert_eq!(refusals.note(one, 1, later(1)), None);
+        assert_eq!(refusals.note(other, 2, later(2)), None);
+        assert_eq!(refusals.note(innocent, 0, later(3)), None);
+        assert_eq!(refusals.note(innocent, 0, later(5)), Some((3, other)));
+        assert_eq!(refusals.note(innocent, 0, later(20)), None, "it is told once");
+    }
 }

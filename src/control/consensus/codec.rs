@@ -4,7 +4,8 @@
 //! ```text
 //! CONSENSUS      one way   archive: the sender's host:port        payload: message
 //! SNAPSHOT       request   archive: JSON, see Piece               payload: message (with the last piece), piece
-//! PROPOSE        request   payload: id (16 bytes), command        reply 200: log index u64
+//! PROPOSE        request   archive: the leader's term u64         payload: id (16 bytes), command
+//!                                                                 reply 200: log index u64
 //! APPLIED_INDEX  request   nothing; behind a barrier              reply 200: log index u64
 //! GET_TOPIC      request   payload: name; behind a barrier        reply 200: incarnation u64; 404: there is none
 //! ```
@@ -82,9 +83,15 @@ pub fn snapshot_frame(budget: Duration, piece: &Piece, message: &[u8], bytes: &[
     frame(operation::SNAPSHOT, Lane::Bulk, budget, &archive, payload)
 }
 
-pub fn propose_frame(budget: Duration, id: ProposalId, command: &[u8]) -> Outgoing {
+/// `term`: of the leader that it is for.
+pub fn propose_frame(budget: Duration, term: u64, id: ProposalId, command: &[u8]) -> Outgoing {
     let payload = vec![Slice::copy_from(&id.0.to_le_bytes()), Slice::copy_from(command)];
-    frame(operation::PROPOSE, Lane::Control, budget, &[], payload)
+    frame(operation::PROPOSE, Lane::Control, budget, &term.to_le_bytes(), payload)
+}
+
+/// The only term in which a forwarded proposal may be made; `None`: its sender does not say.
+pub fn proposal_term(incoming: &Incoming) -> Option<u64> {
+    Some(u64::from_le_bytes(incoming.archive().try_into().ok()?))
 }
 
 pub fn read_frame(budget: Duration) -> Outgoing {

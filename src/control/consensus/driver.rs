@@ -50,6 +50,8 @@ pub enum Request {
     Propose {
         id: ProposalId,
         data: Vec<u8>,
+        /// In no other term; `None`: in any.
+        term: Option<u64>,
     },
     Change {
         id: ProposalId,
@@ -157,9 +159,9 @@ impl Driver {
                 settle(core, self).await?;
                 let _ = done.send(()); // the sender may have given up
             }
-            Request::Propose { id, data } => {
-                let proposed = core.propose(id.to_bytes(), data);
-                self.consensus.proposed(id, proposed.is_ok());
+            Request::Propose { id, data, term } => {
+                let may = term.is_none_or(|term| term == core.term());
+                self.consensus.proposed(id, may && core.propose(id.to_bytes(), data).is_ok());
             }
             Request::Change { id, change } => {
                 let proposed = match change {
@@ -332,6 +334,8 @@ impl Hands for Driver {
     }
 
     async fn install(&mut self, core: &Core, index: u64) -> Result<(), Stopped> {
+        // Before anybody can be woken by what it holds.
+        self.consensus.installs.set(self.consensus.installs.get() + 1);
         let installed = self.consensus.applier.install_image().await?;
         if installed != index {
             return Err(Stopped::refused(format!(
@@ -340,7 +344,6 @@ impl Hands for Driver {
         }
         tracing::info!(index, "consensus: installed a metadata snapshot of the leader");
         self.handed = index;
-        self.consensus.installs.set(self.consensus.installs.get() + 1);
         self.configurations = VecDeque::from([core.configuration().clone()]);
         Ok(())
     }

@@ -41,6 +41,13 @@ struct Reign {
     term: u64,
 }
 
+/// What was so before a leader was asked.
+struct Asked {
+    reign: Reign,
+    /// Images put in the place of the state by then.
+    installs: u64,
+}
+
 /// How long a change may take until it is in the log.
 fn longest(command: &Command) -> Duration {
     match command {
@@ -57,6 +64,15 @@ struct Committed {
 
 /// What a committed command does, and until when this node waits to see it (E52); without an end where it leads.
 type Awaited = (LocalBoxFuture<'static, Result<Outcome, Stopped>>, Option<Instant>);
+
+fn judge(verdict: Option<Verdict>) -> Result<Committed, Failure> {
+    match verdict {
+        Some(Verdict::Committed { index, outcome }) => Ok(Committed { index, outcome }),
+        Some(Verdict::NotProposed(why)) => Err(Failure::NotDone(why)),
+        Some(Verdict::Unknown(why)) => Err(Failure::Unknown(why)),
+        None => Err(unknown("this node's consensus has stopped")),
+    }
+}
 
 fn unknown(why: impl std::fmt::Display) -> Failure {
     Failure::Unknown(why.to_string())
@@ -154,7 +170,7 @@ impl Consensus {
     async fn try_propose(&self, command: Command, until: Instant) -> Result<Awaited, Failure> {
         let id = self.new_id();
         let (committed, seen_by) = if self.leads() {
-            (self.propose_here(id, command, until).await?, None)
+            (self.propose_here(id, command, None, until).await?, None)
         } else {
             let (committed, seen_by) = self.propose_there(id, &command, until).await?;
             (committed, Some(seen_by))
@@ -163,14 +179,21 @@ impl Consensus {
         Ok((outcome, seen_by))
     }
 
-    async fn propose_here(&self, id: ProposalId, command: Command, until: Instant) -> Result<Committed, Failure> {
+    /// `term`: the only one in which it may be proposed.
+    async fn propose_here(
+        &self,
+        id: ProposalId,
+        command: Command,
+        term: Option<u64>,
+        until: Instant,
+    ) -> Result<Committed, Failure> {
         if matches!(command, Command::CreateTopic { .. }) {
             self.pass_create_gate(until).await?;
         }
         let prepare = self.prepare.borrow().clone();
         let command = prepare(command).map_err(Failure::NotDone)?;
         let committed = self.wait_for(id, true);
-        self.request(Request::Propose { id, data: command.encode() });
+        self.request(Request::Propose { id, data: command.encode(), term });
         self.await_commit(id, committed, until.min(rt::now() + DEADLINE)).await
     }
 
@@ -191,18 +214,12 @@ impl Consensus {
     async fn await_commit(
         &self,
         id: ProposalId,
-        committed: impl std::future::Future<Output = Option<Verdict>>,
+        committed: Receiver<Verdict>,
         until: Instant,
     ) -> Result<Committed, Failure> {
         let verdict = rt::timeout(until - rt::now(), committed).await;
         self.forget(id);
-        match verdict {
-            Ok(Some(Verdict::Committed { index, outcome })) => Ok(Committed { index, outcome }),
-            Ok(Some(Verdict::NotProposed(why))) => Err(Failure::NotDone(why)),
-            Ok(Some(Verdict::Unknown(why))) => Err(Failure::Unknown(why)),
-            Ok(None) => Err(unknown("this node's consensus has stopped")),
-            Err(_) => Err(unknown("the change was not decided in time")),
-        }
+        judge(verdict.map_err(|_| unknown("the change was not decided in time"))?)
     }
 
     fn leader_elsewhere(&self) -> Result<SocketAddr, Failure> {
@@ -216,64 +233,68 @@ impl Consensus {
         command: &Command,
         until: Instant,
     ) -> Result<(Committed, Instant), Failure> {
-        let (address, asked) = (self.leader_elsewhere()?, self.reign());
         let mut committed = self.wait_for(id, false);
-        let call = self.transport.call(address, codec::propose_frame(until - rt::now(), id, &command.encode()));
+        let asked = self.ask_leader(id, command, &mut committed, until).await;
+        self.forget(id);
+        let (verdict, seen_by) = asked?;
+        Ok((judge(verdict)?, seen_by))
+    }
+
+    /// Has a change proposed by whoever leads. Returns what has become of it, and until when it is waited for that this
+    /// node shows it.
+    async fn ask_leader(
+        &self,
+        id: ProposalId,
+        command: &Command,
+        committed: &mut Receiver<Verdict>,
+        until: Instant,
+    ) -> Result<(Option<Verdict>, Instant), Failure> {
+        let address = self.leader_elsewhere()?;
+        // As of before the call: whatever becomes of the change, it comes after this.
+        let asked = Asked { reign: self.reign(), installs: self.installs.get() };
+        let frame = codec::propose_frame(until - rt::now(), asked.reign.term, id, &command.encode());
         // It may come back in the log before the leader's reply does.
-        let replied = match rt::first_of(&mut committed, call).await {
-            Ok(verdict) => {
-                let committed = self.await_commit(id, std::future::ready(verdict), until).await?;
-                return Ok((committed, rt::now() + DEADLINE));
-            }
+        let replied = match rt::first_of(&mut *committed, self.transport.call(address, frame)).await {
+            Ok(verdict) => return Ok((verdict, rt::now() + DEADLINE)),
             Err(replied) => replied,
         };
-        let waiting = match replied {
+        let seen_by = rt::now() + DEADLINE;
+        let why = match replied {
             Ok(reply) => match reply.header.status {
-                status::OK => Ok(None),
-                status::MISDIRECTED => Err(Failure::NotDone(codec::reply_text(&reply))),
-                status::UNAVAILABLE => Ok(Some(codec::reply_text(&reply))),
-                _ => Err(Failure::Unknown(codec::reply_text(&reply))),
+                status::OK => {
+                    let verdict = rt::timeout(DEADLINE, committed).await;
+                    return Ok((verdict.map_err(|_| unknown("the change was not decided in time"))?, seen_by));
+                }
+                status::MISDIRECTED => return Err(Failure::NotDone(codec::reply_text(&reply))),
+                status::UNAVAILABLE => codec::reply_text(&reply),
+                _ => return Err(Failure::Unknown(codec::reply_text(&reply))),
             },
             Err(CallError::NotSent(why)) => {
-                Err(Failure::NotDone(format!("the leader at {address} cannot be reached: {why}")))
+                return Err(Failure::NotDone(format!("the leader at {address} cannot be reached: {why}")));
             }
-            Err(CallError::Unknown(why)) => Ok(Some(format!("the leader at {address} did not answer: {why}"))),
+            Err(CallError::Unknown(why)) => format!("the leader at {address} did not answer: {why}"),
         };
-        let waiting = match waiting {
-            Ok(Some(why)) => self.learn_fate(&mut committed, asked, until, why).await.map(Some),
-            Ok(None) => Ok(None),
-            Err(failure) => Err(failure),
-        };
-        let seen_by = rt::now() + DEADLINE;
-        match waiting {
-            Ok(None) => Ok((self.await_commit(id, committed, seen_by).await?, seen_by)),
-            Ok(Some(verdict)) => {
-                Ok((self.await_commit(id, std::future::ready(Some(verdict)), seen_by).await?, seen_by))
-            }
-            Err(failure) => {
-                self.forget(id);
-                Err(failure)
-            }
-        }
+        let verdict = self.learn_fate(committed, &asked, until, why).await?;
+        Ok((Some(verdict), rt::now() + DEADLINE))
     }
 
     /// Whoever was asked does not say what has become of a change. If it is in the log, it comes back in it. And once
     /// another leader, of a later term, has had its word confirmed by a quorum, and all of that is applied here, what has
-    /// not come back never will: an entry of an earlier term that this leader lacks is none any more.
+    /// not come back never will: an entry of an earlier term that this leader lacks is none any more, and a request that
+    /// arrives only now is refused, because it names the term that it was for.
     async fn learn_fate(
         &self,
         committed: &mut Receiver<Verdict>,
-        asked: Reign,
+        asked: &Asked,
         until: Instant,
         why: String,
     ) -> Result<Verdict, Failure> {
-        let installs = self.installs.get();
         let until = until.min(rt::now() + DEADLINE);
         let passed_by = async {
             loop {
                 let changed = self.changed();
                 let Reign { leader, term } = self.reign();
-                if leader != 0 && leader != asked.leader && term > asked.term {
+                if leader != 0 && leader != asked.reign.leader && term > asked.reign.term {
                     if let Ok(index) = self.try_read(until).await {
                         if self.applier.wait_shown(index).await.is_ok() {
                             return;
@@ -286,7 +307,7 @@ impl Consensus {
         match rt::timeout(until - rt::now(), rt::first_of(committed, passed_by)).await {
             Ok(Ok(Some(verdict))) => Ok(verdict),
             // An image would hold what it does without having brought it back.
-            Ok(Err(())) if self.installs.get() == installs => Err(Failure::NotDone(why)),
+            Ok(Err(())) if self.installs.get() == asked.installs => Err(Failure::NotDone(why)),
             _ => Err(Failure::Unknown(why)),
         }
     }
@@ -369,7 +390,7 @@ impl Consensus {
             return codec::refusal(incoming, status::MISDIRECTED, "this node does not lead");
         }
         let until = rt::now() + incoming.budget().min(longest(&command));
-        match self.propose_here(id, command, until).await {
+        match self.propose_here(id, command, codec::proposal_term(incoming), until).await {
             Ok(Committed { index, .. }) => codec::number_reply(incoming, index),
             Err(Failure::NotDone(why)) => codec::refusal(incoming, status::MISDIRECTED, &why),
             Err(Failure::Unknown(why)) => codec::refusal(incoming, status::UNAVAILABLE, &why),

@@ -112,6 +112,30 @@ fn e48_the_longest_frame_passes_however_small_the_budget_and_its_room_comes_back
 }
 
 #[test]
+fn e48_a_connection_that_ends_gives_its_room_back_at_once() {
+    run(|handle| async move {
+        let other = Counting::new("other", 2);
+        let b = start(&handle, &other, settings(1));
+        let mut peer = Raw::dial(&handle, b.local_addr());
+        assert!(peer.introduce(SECRET, &hello("one")).await);
+        let frame = request(SWALLOW, Lane::Produce, 1, 100_000);
+        peer.pour(stream_of(Lane::Produce), &frame[..frame.len() - 1]).await;
+        until(|| b.metrics().incoming_bytes > 0).await;
+        // Nothing it says on another lane makes sense.
+        peer.pour(stream_of(Lane::Bulk), &[0xff; HEADER_BYTES]).await;
+        // Looked at often: QUIC itself goes on for some milliseconds, to drain.
+        for _ in 0..100_000 {
+            if b.metrics().connections_accepted == 0 {
+                break;
+            }
+            rt::sleep(Duration::from_micros(100)).await;
+        }
+        let metrics = b.metrics();
+        assert_eq!((metrics.connections_accepted, metrics.incoming_bytes), (0, 0));
+    });
+}
+
+#[test]
 fn c58_a_reply_without_room_fails_its_call_alone_and_is_handed_back() {
     run(|handle| async move {
         let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));

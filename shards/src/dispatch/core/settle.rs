@@ -89,21 +89,24 @@ impl Core {
     }
 
     /// Once room may have come back: at each owner those who wait, in the order in which they came, until it has none.
-    /// That costs a question for each owner and for each batch that leaves, however many wait.
+    /// That costs a question for each owner and for each batch that leaves, however many wait. A probe that has no slot
+    /// either is passed over and keeps its place.
     fn send_starving(&mut self, room: &mut Room<'_>) {
         if !self.room_came {
             return;
         }
         let owners: Vec<Address> = self.starving.keys().copied().collect();
         for owner in owners {
-            while let Some((_, &id)) = self.starving.get(&owner).and_then(|line| line.first_key_value()) {
+            let mut from = 0;
+            while let Some((&number, &id)) = self.starving.get(&owner).and_then(|line| line.range(from..).next()) {
                 if self.commits_active >= COMMITS_MAX {
                     return;
                 }
-                let probe = self.lanes[id].failing.is_some();
-                if self.leaves_to_siblings(id) || probe && self.probes_active >= PROBES_MAX {
+                if self.leaves_to_siblings(id) {
                     self.unstarve(id);
                     self.refresh(id);
+                } else if self.lacks_probe_slot(id) {
+                    from = number + 1;
                 } else if self.finds_room(id, room) {
                     self.unstarve(id);
                     self.send(id);
@@ -115,13 +118,18 @@ impl Core {
         self.room_came = false;
     }
 
+    fn lacks_probe_slot(&self, id: LaneId) -> bool {
+        self.probes_active >= PROBES_MAX && self.lanes[id].failing.is_some()
+    }
+
     fn send_or_starve(&mut self, id: LaneId, room: &mut Room<'_>) {
         if self.leaves_to_siblings(id) {
             return self.refresh(id);
         }
         // Where somebody waits for room nobody else gets any before it: small batches that fit would keep a large one
         // from its turn for ever.
-        let waited_for = self.lanes[id].measured_at().is_some_and(|owner| self.starving.contains_key(&owner));
+        let line = self.lanes[id].measured_at().and_then(|owner| self.starving.get(&owner));
+        let waited_for = line.is_some_and(|line| line.values().any(|id| !self.lacks_probe_slot(*id)));
         match !waited_for && self.finds_room(id, room) {
             true => self.send(id),
             false => self.starve(id),
@@ -220,9 +228,10 @@ impl Core {
         self.refresh(id);
     }
 
-    /// A lane no longer waits for room.
+    /// A lane no longer waits for room. Whoever is behind it may have had enough all the time.
     pub(super) fn unstarve(&mut self, id: LaneId) {
         let Some((owner, number)) = self.lanes[id].starved.take() else { return };
+        self.room_came = true;
         let Some(line) = self.starving.get_mut(&owner) else { return };
         line.remove(&number);
         if line.is_empty() {
@@ -294,6 +303,7 @@ impl Core {
     fn leave_flight(&mut self, flight: &Flight) {
         self.commits_active -= 1;
         self.probes_active -= usize::from(flight.probe);
+        self.room_came |= flight.probe; // for those that were passed over for want of a slot
         self.held_records -= flight.seqs.len();
         self.held_bytes -= flight.bytes;
     }

@@ -1,3 +1,4 @@
+mod fate;
 mod restarts;
 mod rule;
 mod world;
@@ -464,7 +465,7 @@ fn k17_an_entry_of_a_newer_release_stops_the_node_before_it_is_applied() {
         let applied = node.applier.applied_index();
         let id = node.consensus.new_id();
         let data = [4711u16.to_le_bytes().as_slice(), b"{}"].concat();
-        node.consensus.request(super::driver::Request::Propose { id, data });
+        node.consensus.request(super::driver::Request::Propose { id, data, term: None });
         let stopped = node.applier.wait_stopped().await;
         assert!(stopped.why.contains("4711"), "{}", stopped.why);
         assert_eq!(node.applier.applied_index(), applied, "a restart tries it again");

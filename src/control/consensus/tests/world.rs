@@ -28,7 +28,7 @@ pub struct Platter {
     pub raft_id: u64,
     pub log: Option<Mirror>,
     pub state: State,
-    image: Option<State>,
+    pub image: Option<State>,
     receiving: Vec<u8>,
     received: Option<State>,
     pub refuse: bool,
@@ -178,6 +178,10 @@ pub struct Network {
     /// Of snapshots, sent so far.
     pub pieces: Cell<u64>,
     pub delay_ms_max: Cell<u64>,
+    /// Messages of consensus do not reach this node; calls do, in both directions. 0: none.
+    pub deaf: Cell<u32>,
+    /// How long a caller waits for a reply that is lost.
+    pub reply_silence: Cell<Duration>,
 }
 
 /// After that a connection is given up on which nothing answers.
@@ -192,7 +196,7 @@ fn tag_of(address: SocketAddr) -> u32 {
     u32::from(address.ip().octets()[3])
 }
 
-fn arrive(frame: &Outgoing, kind: Kind) -> Incoming {
+pub fn arrive(frame: &Outgoing, kind: Kind) -> Incoming {
     let header = frame.header(kind, 1).expect("within the frame limit");
     let mut body = AlignedBuf::zeroed(header.body_bytes());
     body.truncate(header.body_bytes());
@@ -256,7 +260,10 @@ impl Transport for Link {
                 rt::sleep(network.delay()).await;
                 match reply {
                     Some(reply) if !network.loses(from, to) => Ok(arrive(&reply, Kind::Reply)),
-                    _ => Err(CallError::Unknown("connection lost".to_owned())),
+                    _ => {
+                        rt::sleep(network.reply_silence.get()).await;
+                        Err(CallError::Unknown("connection lost".to_owned()))
+                    }
                 }
             };
             rt::timeout(budget, carried).await.unwrap_or_else(|_| Err(CallError::Unknown("budget over".to_owned())))
@@ -270,7 +277,7 @@ impl Transport for Link {
         // On its way it belongs to nobody.
         sim.spawn_on(0, async move {
             rt::sleep(network.delay()).await;
-            if network.loses(from, to) {
+            if network.loses(from, to) || to == network.deaf.get() {
                 return;
             }
             if let Some(target) = network.target(to) {
@@ -322,6 +329,8 @@ impl World {
             loss_percent: Cell::new(0),
             pieces: Cell::new(0),
             delay_ms_max: Cell::new(5),
+            deaf: Cell::new(0),
+            reply_silence: Cell::new(Duration::ZERO),
         });
         let world = World {
             sim,

@@ -1,6 +1,7 @@
 //! Commits wait for room at their owner (E41).
 
-use crate::dispatch::tests::script::run;
+use crate::dispatch::core::{Limits, PROBES_MAX};
+use crate::dispatch::tests::script::{run, Script};
 
 #[test]
 fn e41_a_batch_without_room_at_its_owner_is_queued_and_neither_holds_a_slot_nor_hangs() {
@@ -138,4 +139,69 @@ fn e41_what_was_taken_back_has_lost_its_place_in_the_line() {
         > commit orders/0 [2] to 7/65534 (30s)
     ");
     assert_eq!(script.core.metrics().commits_starved, 3);
+}
+
+/// Partition 8, at 7/0, is a probe that waits for room, and all slots of probes are taken by those at 8/0.
+fn a_probe_without_room_and_without_a_slot() -> Script {
+    assert_eq!(PROBES_MAX, 8);
+    let mut script = Script::new(Limits::default());
+    script.quietly(
+        "topic orders 1 11 on 8/0,8/0,8/0,8/0,8/0,8/0,8/0,8/0,7/0,7/0,7/0
+        append 1 orders/8
+        fail orders/8
+        full 7/0
+        tick 1s",
+    );
+    for partition in 0..8 {
+        script.quietly(&format!("append {} orders/{partition}\nfail orders/{partition}", partition + 2));
+    }
+    script.quietly("tick 1s");
+    assert_eq!(script.core.metrics().commits_in_flight, 8);
+    script
+}
+
+#[test]
+fn e41_a_probe_without_a_slot_keeps_its_place_in_the_line_for_room() {
+    a_probe_without_room_and_without_a_slot().check(
+        "
+        append 10 orders/9
+        freed 7/0
+        ok orders/0
+        > recovered orders/0
+        room 7/0
+        > commit orders/8 [1] to 7/0 (5s)
+        > commit orders/9 [10] to 7/0 (30s)
+        ",
+    );
+}
+
+#[test]
+fn e41_a_probe_without_a_slot_holds_up_nobody_who_has_room_and_leaves_with_the_first_slot() {
+    a_probe_without_room_and_without_a_slot().check(
+        "
+        append 10 orders/9
+        room 7/0
+        > commit orders/9 [10] to 7/0 (30s)
+        append 11 orders/10
+        > commit orders/10 [11] to 7/0 (30s)
+        ok orders/0
+        > recovered orders/0
+        > commit orders/8 [1] to 7/0 (5s)
+        ",
+    );
+}
+
+#[test]
+fn e41_who_is_behind_one_that_leaves_the_line_unsent_asks_at_once() {
+    run("
+        topic orders 1 3 on 7/0,7/0,0/0
+        full 7/0
+        append 1 orders/0
+        append 2 orders/1
+        # it would have fitted, but for the one before it
+        fits 7/0
+        topic orders 1 3 on 8/0,7/0,0/0
+        > commit orders/1 [2] to 7/0 (30s)
+        > commit orders/0 [1] to 8/0 (30s)
+    ");
 }
