@@ -5,6 +5,8 @@ mod describe;
 mod directories;
 pub mod inspect;
 mod open_logs;
+#[cfg(test)]
+mod open_logs_tests;
 mod partitions;
 mod produce;
 mod reserve;

@@ -18,8 +18,8 @@ use crate::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take};
 use crate::queue::{CommitterOptions, Consumer};
 use crate::rt::{self, sim};
 
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
 
 /// Carries what the shard sends to itself.
 #[derive(Default)]
@@ -47,13 +47,13 @@ impl Carrier for Loop {
     }
 }
 
-struct Bench {
-    shard: Shard,
-    disk: SimDisk,
-    consumer: Consumer,
+pub(super) struct Bench {
+    pub(super) shard: Shard,
+    pub(super) disk: SimDisk,
+    pub(super) consumer: Consumer,
 }
 
-fn topic(name: &str, incarnation: u64, retention_ms: u64) -> Arc<TopicMeta> {
+pub(super) fn topic(name: &str, incarnation: u64, retention_ms: u64) -> Arc<TopicMeta> {
     Arc::new(TopicMeta {
         name: Arc::from(name),
         incarnation: Incarnation(incarnation),
@@ -67,7 +67,7 @@ fn topic(name: &str, incarnation: u64, retention_ms: u64) -> Arc<TopicMeta> {
     })
 }
 
-fn snapshot(version: u64, topics: &[Arc<TopicMeta>]) -> Arc<Snapshot> {
+pub(super) fn snapshot(version: u64, topics: &[Arc<TopicMeta>]) -> Arc<Snapshot> {
     let mut snapshot = Snapshot { version, shards: 1, ..Snapshot::default() };
     for topic in topics {
         snapshot.topics.insert(topic.name.clone(), topic.clone());
@@ -78,16 +78,16 @@ fn snapshot(version: u64, topics: &[Arc<TopicMeta>]) -> Arc<Snapshot> {
     Arc::new(snapshot)
 }
 
-fn destination(incarnation: u64) -> Destination {
+pub(super) fn destination(incarnation: u64) -> Destination {
     Destination { incarnation: Incarnation(incarnation), partition: 0 }
 }
 
 impl Bench {
-    async fn start(disk: SimDisk, retention: RetentionOptions, topics: &[Arc<TopicMeta>]) -> Bench {
+    pub(super) async fn start(disk: SimDisk, retention: RetentionOptions, topics: &[Arc<TopicMeta>]) -> Bench {
         Bench::start_with(disk, retention, snapshot(1, topics)).await
     }
 
-    async fn start_with(disk: SimDisk, retention: RetentionOptions, snapshot: Arc<Snapshot>) -> Bench {
+    pub(super) async fn start_with(disk: SimDisk, retention: RetentionOptions, snapshot: Arc<Snapshot>) -> Bench {
         let data = Path::new("/data");
         for path in [data, Path::new("/data/ingress"), Path::new("/data/topics")] {
             disk.create_dir(path).await.expect("simulated");
@@ -115,30 +115,30 @@ impl Bench {
         Bench { consumer: Consumer::new(shard.queues().clone()), shard, disk }
     }
 
-    async fn produce(&self, topic: &str) {
+    pub(super) async fn produce(&self, topic: &str) {
         let record = NewRecord { key: b"", payload: b"hello", partition: None };
         self.shard.produce(topic, record).await.expect("accepted");
     }
 
-    async fn consume(&self, topic: &str) -> Delivery {
+    pub(super) async fn consume(&self, topic: &str) -> Delivery {
         let take = Take { max: 1, bytes_max: 1 << 20 };
         let mut taken = self.consumer.consume(topic, None, take, 5 * SECOND).await.expect("served");
         taken.pop().expect("there is a record")
     }
 
-    async fn ack(&self, delivery: &Delivery) {
+    pub(super) async fn ack(&self, delivery: &Delivery) {
         let Delivery { partition, offset, nonce, .. } = *delivery;
         let settle = Settle { partition, offset, nonce, mode: SettleMode::Ack };
         let statuses = self.consumer.settle(&delivery.topic, vec![settle]).await;
         assert_eq!(statuses, Some(vec![SettleStatus::Done]));
     }
 
-    async fn metrics(&self) -> ShardMetrics {
+    pub(super) async fn metrics(&self) -> ShardMetrics {
         self.shard.metrics().await
     }
 }
 
-fn sweeping(idle_after: Option<Duration>, cold_interval: Option<Duration>) -> RetentionOptions {
+pub(super) fn sweeping(idle_after: Option<Duration>, cold_interval: Option<Duration>) -> RetentionOptions {
     RetentionOptions { sweep_interval: SECOND, idle_after, cold_interval, ..RetentionOptions::default() }
 }
 
@@ -219,162 +219,6 @@ fn s81_a_consumer_that_polls_keeps_its_log_open_and_a_close_forgets_no_waiter() 
         assert!(bench.metrics().await.retention.idle_logs_evicted > 0);
         bench.produce("orders").await;
         assert_eq!(rt::timeout(SECOND, waiting).await, Ok(Ok(1)));
-    });
-}
-
-#[test]
-fn s86_open_logs_stay_within_their_bound() {
-    sim::run(3, async {
-        let topics: Vec<_> = (1..=9).map(|number| topic(&format!("t{number}"), number, 0)).collect();
-        let few = RetentionOptions { open_logs_max: 3, ..sweeping(None, None) };
-        let device = SimDisk::new(3);
-        let bench = Bench::start(device.clone(), few, &topics).await;
-        for topic in &topics {
-            bench.produce(&topic.name).await;
-            rt::sleep(SECOND / 20).await;
-        }
-        rt::sleep(2 * SECOND).await;
-        let metrics = bench.metrics().await;
-        assert_eq!((metrics.open_logs, metrics.partitions.len()), (3, 9));
-        for topic in &topics {
-            assert_eq!(bench.consume(&topic.name).await.offset, 0);
-        }
-        // At start every log is opened once, and no more stay open than may.
-        bench.shard.handle(Request::Quiesce).await;
-        bench.shard.handle(Request::Shutdown).await;
-        let bench = Bench::start(device, few, &topics).await;
-        let metrics = bench.metrics().await;
-        assert_eq!(metrics.open_logs, 3);
-        assert!(metrics.partitions.values().all(|known| known.high_watermark == 1), "s54");
-    });
-}
-
-#[test]
-fn s86_more_partitions_than_may_be_open_are_committed_and_consumed_within_the_bound() {
-    sim::run(6, async {
-        let topics: Vec<_> = (1..=150).map(|number| topic(&format!("t{number}"), number, 0)).collect();
-        let few = RetentionOptions { open_logs_max: 20, sweep_interval: HOUR, ..sweeping(None, None) };
-        let bench = Bench::start(SimDisk::new(6), few, &topics).await;
-        let most_open = |metrics: ShardMetrics| assert!(metrics.open_logs <= 25, "{} are open", metrics.open_logs);
-        for _ in 0..2 {
-            for topic in &topics {
-                bench.produce(&topic.name).await;
-                most_open(bench.metrics().await);
-            }
-            for _ in 0..20 {
-                rt::sleep(SECOND / 10).await;
-                most_open(bench.metrics().await);
-            }
-        }
-        let metrics = bench.metrics().await;
-        assert!(metrics.partitions.values().all(|known| known.high_watermark == 2 && known.log.commits_failed == 0));
-        for offset in 0..2 {
-            for topic in &topics {
-                let delivery = bench.consume(&topic.name).await;
-                assert_eq!(delivery.offset, offset);
-                bench.ack(&delivery).await;
-                most_open(bench.metrics().await);
-            }
-        }
-    });
-}
-
-#[test]
-fn a_partition_that_cannot_be_opened_is_seen_in_the_figures() {
-    sim::run(10, async {
-        let topics = [topic("t1", 1, 0), topic("t2", 2, 0)];
-        let device = SimDisk::new(10);
-        let bench = Bench::start(device.clone(), sweeping(None, None), &topics).await;
-        for topic in &topics {
-            bench.produce(&topic.name).await;
-        }
-        rt::sleep(SECOND).await;
-        bench.shard.handle(Request::Quiesce).await;
-        bench.shard.handle(Request::Shutdown).await;
-        device.inject(NthCall::new(Op::List, 1, Fault::Fail).on("t1/p"));
-        let bench = Bench::start(device, sweeping(None, None), &topics).await;
-        let unusable = |metrics: ShardMetrics| {
-            let all = metrics.partitions.into_iter();
-            all.filter(|(_, known)| known.log.poisoned).map(|(destination, _)| destination).collect::<Vec<_>>()
-        };
-        assert_eq!(unusable(bench.metrics().await), [destination(1)]);
-        bench.produce("t1").await;
-        rt::sleep(2 * SECOND).await;
-        assert_eq!(unusable(bench.metrics().await), [], "it has been opened since");
-    });
-}
-
-#[test]
-fn a_consumer_that_waits_for_more_partitions_than_may_be_open_has_none_opened_in_vain() {
-    sim::run(7, async {
-        let mut wide = (*topic("orders", 1, 0)).clone();
-        wide.partitions = 30;
-        let few = RetentionOptions { open_logs_max: 8, ..sweeping(None, None) };
-        let bench = Bench::start(SimDisk::new(7), few, &[Arc::new(wide)]).await;
-        for partition in 0..30 {
-            let record = NewRecord { key: b"", payload: b"hello", partition: Some(partition) };
-            bench.shard.produce("orders", record).await.expect("accepted");
-        }
-        for _ in 0..30 {
-            let delivery = bench.consume("orders").await;
-            bench.ack(&delivery).await;
-        }
-        rt::sleep(10 * SECOND).await;
-        let parked = bench.consumer.clone();
-        let waiting = rt::spawn(rt::Queue::Consume, async move {
-            let take = Take { max: 1, bytes_max: 1 << 20 };
-            parked.consume("orders", None, take, 60 * SECOND).await.map(|taken| taken.len())
-        });
-        rt::sleep(SECOND).await;
-        let before = bench.metrics().await.retention.idle_logs_evicted;
-        rt::sleep(20 * SECOND).await;
-        assert_eq!(bench.metrics().await.retention.idle_logs_evicted, before, "logs are opened and closed in turns");
-        let record = NewRecord { key: b"", payload: b"hello", partition: Some(3) };
-        bench.shard.produce("orders", record).await.expect("accepted");
-        assert_eq!(rt::timeout(SECOND, waiting).await, Ok(Ok(1)), "it is found all the same");
-    });
-}
-
-#[test]
-fn logs_that_are_needed_do_not_keep_others_from_being_closed() {
-    sim::run(8, async {
-        let topics: Vec<_> = (1..=40).map(|number| topic(&format!("t{number}"), number, 0)).collect();
-        let few = RetentionOptions { open_logs_max: 10, sweep_interval: HOUR, ..sweeping(None, None) };
-        let bench = Bench::start(SimDisk::new(8), few, &topics).await;
-        // The oldest ones: leased, not acked.
-        let mut leases = Vec::new();
-        for topic in &topics[..6] {
-            bench.produce(&topic.name).await;
-            leases.push(bench.consume(&topic.name).await);
-        }
-        for topic in &topics[6..] {
-            bench.produce(&topic.name).await;
-            rt::sleep(SECOND / 100).await;
-            let open = bench.metrics().await.open_logs;
-            assert!(open <= 12, "{open} are open");
-        }
-        for lease in &leases {
-            bench.ack(lease).await;
-        }
-    });
-}
-
-#[test]
-fn a_log_that_does_not_close_keeps_no_other_from_being_opened() {
-    sim::run(9, async {
-        let topics: Vec<_> = (1..=60).map(|number| topic(&format!("t{number}"), number, 0)).collect();
-        let few = RetentionOptions { open_logs_max: 10, sweep_interval: HOUR, ..sweeping(None, None) };
-        let bench = Bench::start(SimDisk::new(9), few, &topics).await;
-        bench.produce("t1").await;
-        rt::sleep(SECOND).await;
-        bench.disk.inject(NthCall::new(Op::Write, 1, Fault::Stall(HOUR)).on("t1/"));
-        for topic in &topics[1..] {
-            bench.produce(&topic.name).await;
-        }
-        rt::sleep(10 * SECOND).await;
-        let metrics = bench.metrics().await;
-        assert_eq!(metrics.partitions.values().filter(|known| known.high_watermark == 1).count(), 60);
-        assert!(metrics.open_logs <= 12, "{} are open", metrics.open_logs);
     });
 }
 
