@@ -22,12 +22,18 @@ const REST: Duration = Duration::from_secs(60);
 /// When a look at all logs found none to close, all being in use: the next look is that much later.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
+/// Beyond twice the bound, for bounds of almost nothing.
+const IN_USE_MORE: usize = 16;
+/// A disk that takes no positions has every look at every log fail.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
 /// Who may open a log now.
 pub struct Turns {
     opening: Lock,
     /// Somebody is closing logs.
     closing: Cell<bool>,
     look_again: Cell<Instant>,
+    warned: Cell<Instant>,
     /// Some were closed, or there was nothing to close.
     room: Notify,
 }
@@ -36,15 +42,16 @@ impl Turns {
     pub fn new(open_logs_max: usize) -> Turns {
         // Those that are being opened are not counted yet.
         let at_once = (open_logs_max / 4).min(OPENED_AT_ONCE_MAX);
-        let (closing, look_again) = Default::default();
-        Turns { opening: Lock::of_several(at_once), closing, look_again, room: Notify::new() }
+        let (closing, look_again, warned) = Default::default();
+        Turns { opening: Lock::of_several(at_once), closing, look_again, warned, room: Notify::new() }
     }
 }
 
 impl Inner {
     /// Waits for a turn to open a log, and for others to be closed if too many are open. When all of them are in use, or
-    /// the disk hangs, the bound gives way: consumers and commits are not refused for it.
-    pub(super) async fn turn_to_open(self: &Rc<Self>) -> LockGuard {
+    /// the disk hangs, the bound gives way once over; from there on the open is refused, with words for a person: what
+    /// closes a log, and the next WAL segment, need descriptors too.
+    pub(super) async fn turn_to_open(self: &Rc<Self>) -> Result<LockGuard, String> {
         // Before any partition's own lock: whoever makes room waits for those of the logs that it closes.
         let turns = &self.partitions.turns;
         let turn = turns.opening.enter().await;
@@ -62,7 +69,14 @@ impl Inner {
             }
             let _ = rt::timeout(until - rt::now(), turns.room.notified()).await;
         }
-        turn
+        let (open, max) = (self.partitions.shared().open_logs(), self.options.retention.open_logs_max);
+        if open >= max.saturating_mul(2).saturating_add(IN_USE_MORE) {
+            return Err(format!(
+                "{open} partition logs are open and in use, as many as this shard may have: more open files or memory \
+                 allow more, and so does settling what is leased"
+            ));
+        }
+        Ok(turn)
     }
 
     fn is_crowded(&self) -> bool {
@@ -143,8 +157,12 @@ impl Inner {
             Ok(true) => {}
             Ok(false) => return false,
             Err(error) => {
-                tracing::warn!(dir = %log.dir().display(), %error,
-                    "an idle partition log stays open: its consumer position could not be made durable");
+                let (now, warned) = (rt::now(), &self.partitions.turns.warned);
+                if now >= warned.get() {
+                    warned.set(now + WARN_EVERY);
+                    tracing::warn!(dir = %log.dir().display(), %error,
+                        "idle partition logs stay open: the consumer position of this one could not be made durable");
+                }
                 return false;
             }
         }

@@ -165,3 +165,28 @@ fn a_log_that_does_not_close_keeps_no_other_from_being_opened() {
         assert!(metrics.open_logs <= 12, "{} are open", metrics.open_logs);
     });
 }
+
+#[test]
+fn leases_on_more_partitions_than_may_be_open_stop_at_twice_the_bound_and_nothing_is_lost() {
+    sim::run(11, async {
+        let topics: Vec<_> = (1..=60).map(|number| topic(&format!("t{number}"), number, 0)).collect();
+        let few = RetentionOptions { open_logs_max: 10, sweep_interval: HOUR, ..sweeping(None, None) };
+        let bench = Bench::start(SimDisk::new(11), few, &topics).await;
+        let mut leases = Vec::new();
+        for topic in &topics {
+            bench.produce(&topic.name).await;
+            let take = Take { max: 1, bytes_max: 1 << 20 };
+            leases.extend(bench.consumer.consume(&topic.name, None, take, SECOND / 10).await.unwrap_or_default());
+            let open = bench.metrics().await.open_logs;
+            assert!(open <= 38, "{open} are open");
+        }
+        assert!((30..60).contains(&leases.len()), "{} are leased", leases.len());
+        for lease in &leases {
+            bench.ack(lease).await;
+        }
+        rt::sleep(20 * SECOND).await;
+        let metrics = bench.metrics().await;
+        assert!(metrics.partitions.values().all(|known| known.high_watermark == 1) && metrics.open_logs <= 12);
+        assert_eq!(metrics.partitions.len(), 60);
+    });
+}

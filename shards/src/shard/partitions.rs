@@ -227,7 +227,7 @@ impl Inner {
         if let Some(log) = partition.usable_log() {
             return Ok(log);
         }
-        let _turn = self.turn_to_open().await;
+        let _turn = self.turn_to_open().await?;
         let _opening = self.partitions.opening.of(&partition.destination).enter().await;
         if let Some(log) = partition.usable_log() {
             return Ok(log);
