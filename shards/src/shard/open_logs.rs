@@ -21,7 +21,6 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_secs(60);
 /// When a look at all logs found none to close, all being in use: the next look is that much later.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
 /// Beyond twice the bound, for bounds of almost nothing.
 const IN_USE_MORE: usize = 16;
 /// A disk that takes no positions has every look at every log fail.
@@ -119,7 +118,7 @@ impl Inner {
         if closed.is_err() {
             // What it had begun goes on by itself.
             partition.closes_not_before.set(rt::now() + REST);
-            tracing::warn!(dir = %log.dir().display(), "a partition log did not close within {CLOSE_PATIENCE:?}: the disk hangs");
+            tracing::warn!(dir = %log.dir().display(), "a partition log did not close within {CLOSE_PATIENCE:?}, its disk hangs: others are closed in its place");
         }
         closed.unwrap_or(false)
     }
