@@ -28,7 +28,8 @@ pub(crate) async fn alter<B: Broker>(
 ) -> Result<Reply, ApiError> {
     let body = body.read_all(JSON_BYTES_MAX).await;
     let body = body.map_err(|failure| reply::body_refusal(failure, "request body too large"))?;
-    let groups = json::parse::<AlterTopic<'_>>(&body)?.check(&call.ctx.topic_defaults)?;
+    let groups = json::parse::<AlterTopic<'_>>(&body)?
+        .check(&call.ctx.topic_defaults, || call.ctx.broker.topic(topic).is_some())?;
     let mut audit = Audit::begin(audit::TOPIC_ALTER, topic);
     let result = try_alter(call, topic, groups, &mut audit).await;
     audit.finish(result)
@@ -115,7 +116,7 @@ impl<'a> Fields<'a> for AlterTopic<'a> {
 
 impl AlterTopic<'_> {
     /// The groups to apply, in order; at least one.
-    fn check(self, defaults: &TopicDefaults) -> Result<Vec<TopicChange>, ApiError> {
+    fn check(self, defaults: &TopicDefaults, has_topic: impl Fn() -> bool) -> Result<Vec<TopicChange>, ApiError> {
         let caps = TopicChange {
             max_in_flight_per_partition: cap(
                 "max_in_flight_per_partition",
@@ -143,6 +144,7 @@ impl AlterTopic<'_> {
             Some(schema) if !is_schema(schema) => {
                 return Err(ApiError::bad_request("schema must be a JSON object or true"))
             }
+            Some(_) if !has_topic() => return Err(ApiError::topic_not_found()),
             // Before anything is applied: half of such a request is nothing that anybody asked for.
             Some(_) => return Err(ApiError::not_built(SCHEMAS_NOT_BUILT)),
             None if self.schema_base_version.is_some() => {

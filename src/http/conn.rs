@@ -33,6 +33,9 @@ const LINES_MAX: usize = 16 << 10;
 /// at once would reset it and destroy the answer on its way.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES_MAX: usize = 4 << 20;
+/// How long a connection has to be quiet before a stop closes it. Who sends one request after the other sends the next one
+/// within that time, and is told with its answer that it was the last: closed at once, the two would miss each other.
+const QUIET: Duration = Duration::from_millis(100);
 
 /// Serves one client connection to its end. `peer` is the client's address, the identity that caps count for. `queue`
 /// is set to the one that the connection should run in, by the kind of its last request.
@@ -77,7 +80,7 @@ where
             }
             // Only now, when all that has come is read: a request that has begun is answered, and its answer says that
             // it is the last (`pipeline`). hyper would also close on half a header block.
-            if !told && ctx.stop.is_closing() && state.is_idle() {
+            if !told && ctx.stop.is_closing() && state.is_idle() && timer.reached(cx, state.since() + QUIET) {
                 told = true;
                 Pin::new(&mut connection).graceful_shutdown();
                 if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {

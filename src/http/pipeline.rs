@@ -213,6 +213,7 @@ async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyR
         Route::Metrics => health::metrics(call).await,
         Route::NodeShards => node::shards(call).await,
         Route::ListMembers => members::list(call).await,
+        Route::ListMoves => unbuilt::moves(),
         Route::ForgetMember => members::forget(call, &topic).await,
         Route::ChildVerb | Route::Users | Route::Cluster | Route::Remotes => unbuilt::refuse(call, route, body).await,
     }

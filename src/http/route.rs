@@ -34,6 +34,7 @@ pub(crate) enum Route {
     Ack,
     NodeShards,
     ListMembers,
+    ListMoves,
     ForgetMember,
     Users,
     Cluster,
@@ -72,6 +73,7 @@ impl Route {
         "POST /v1/topics/{topic}/ack",
         "GET /v1/node/shards",
         "GET /v1/cluster/members",
+        "GET /v1/cluster/moves",
         "POST /v1/cluster/members/{id}/forget",
         "/v1/users",
         "/v1/cluster",
@@ -129,7 +131,7 @@ static USER: Path = path!("DELETE, GET, HEAD", GET => Users, DELETE => Users);
 static USER_PART: Path = path!("PUT", PUT => Users);
 static MEMBERS: Path = path!("GET, HEAD", GET => ListMembers);
 static FORGET: Path = path!("POST", POST => ForgetMember);
-static CLUSTER_LIST: Path = path!("GET, HEAD", GET => Cluster);
+static MOVES: Path = path!("GET, HEAD", GET => ListMoves);
 static DECOMMISSION: Path = path!("DELETE, POST", POST => Cluster, DELETE => Cluster);
 static CLUSTER_POST: Path = path!("POST", POST => Cluster);
 static REMOTES: Path = path!("GET, HEAD, POST", GET => Remotes, POST => Remotes);
@@ -214,7 +216,7 @@ fn look_up<'p>(
             [b"users", _] => &USER,
             [b"users", _, b"grants" | b"password"] => &USER_PART,
             [b"cluster", b"members"] => &MEMBERS,
-            [b"cluster", b"moves"] => &CLUSTER_LIST,
+            [b"cluster", b"moves"] => &MOVES,
             [b"cluster", b"members", _, b"decommission"] => &DECOMMISSION,
             [b"cluster", b"members", _, b"forget"] => &FORGET,
             [b"cluster", b"moves", _, _, b"abort"] => &CLUSTER_POST,
@@ -273,7 +275,7 @@ mod tests {
             ("GET", "/v1/cluster/members", route(Route::ListMembers, "members")),
             ("POST", "/v1/cluster/members/n%2d4/forget", route(Route::ForgetMember, "n-4")),
             ("GET", "/v1/cluster/members/n4/forget", allow("POST")),
-            ("GET", "/v1/cluster/moves", route(Route::Cluster, "moves")),
+            ("GET", "/v1/cluster/moves", route(Route::ListMoves, "moves")),
             ("GET", "/v1/x/y/z/1/2/3/4/5/6/7/8", Found::Nothing),
             ("GET", "/", Found::Nothing),
             ("GET", "*", Found::Nothing),

@@ -132,6 +132,11 @@ impl Conn {
         Some(self.since.get() + allowed)
     }
 
+    /// When the phase began in which the connection is.
+    pub fn since(&self) -> Instant {
+        self.since.get()
+    }
+
     /// Nothing has come since the last answer.
     pub fn is_idle(&self) -> bool {
         self.phase.get() == Phase::Idle

@@ -1,5 +1,5 @@
 //! Routes of mechanisms that this node does not have yet. What is true without the mechanism is answered: no topic has
-//! a schema or a child. Everything else is judged like any other request as far as its form goes, and then refused by
+//! a schema or a child, and no partition moves. Everything else is judged like any other request as far as its form goes, and then refused by
 //! name with `501`.
 
 use hyper::{Method, StatusCode};
@@ -37,6 +37,11 @@ pub(crate) fn children<B: Broker>(call: &Call<'_, B>, topic: &str) -> Result<Rep
     write_string(&mut out, &meta.incarnation.to_string());
     out.extend_from_slice(b",\"children\":[]}");
     Ok(reply::json(StatusCode::OK, out))
+}
+
+/// No partition is on its way to another node.
+pub(crate) fn moves() -> Result<Reply, ApiError> {
+    Ok(reply::json(StatusCode::OK, b"{\"moves\":[]}".to_vec()))
 }
 
 /// Nothing is linked, so nothing can be unlinked.

@@ -204,6 +204,25 @@ fn a_graceful_stop_ends_idle_connections_and_lets_the_others_finish() {
 }
 
 #[test]
+fn a_stop_does_not_meet_the_next_request_of_a_busy_connection_half_way() {
+    run(|world| async move {
+        let [mut busy, mut done] = [world.connect(), world.connect()];
+        for client in [&mut busy, &mut done] {
+            client.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+        }
+        world.ctx.begin_shutdown();
+        let start = rt::now();
+        rt::sleep(Duration::from_millis(99)).await;
+        let answer = busy.ask("GET", "/healthz", "", b"").await;
+        answer.expect(200, "{\"status\":\"ok\"}\n");
+        assert_eq!(answer.header("connection"), Some("close"));
+        assert_eq!(busy.closed().await, b"");
+        assert_eq!(done.closed().await, b"");
+        assert_eq!(rt::now() - start, Duration::from_millis(100));
+    });
+}
+
+#[test]
 fn a_drain_still_answers_each_connection_once_and_waits_for_what_had_begun() {
     run(|world| async move {
         let mut idle = world.connect();

@@ -257,7 +257,9 @@ fn refusals_of_an_alter_change_nothing() {
         }
         assert!(world.broker().changes.borrow().is_empty());
         let body = b"{\"retention_ms\":0}";
-        world.ask("PATCH", "/v1/topics/gone", JSON, body).await.expect(404, &error("topic not found"));
+        for body in [&body[..], b"{\"schema\":true}"] {
+            world.ask("PATCH", "/v1/topics/gone", JSON, body).await.expect(404, &error("topic not found"));
+        }
         for (replies, status, text) in [
             (vec![MetaReply::Changed, MetaReply::Changed], 409, "topic changed since it was read"),
             (vec![MetaReply::Unavailable("x".to_owned())], 503, "control plane temporarily unavailable"),
