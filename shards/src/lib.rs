@@ -7,6 +7,7 @@ pub mod api;
 pub mod dispatch;
 #[doc(hidden)]
 pub mod fuzz;
+pub mod histogram;
 pub mod io;
 mod le;
 pub mod log;

@@ -45,8 +45,8 @@ mod retention_tests;
 #[cfg(test)]
 mod tests_support;
 
+use crate::histogram::{coarse_histogram, Histogram};
 use crate::io::Slice;
-use crate::metrics::{coarse_histogram, Histogram};
 
 pub use cache::FrameCache;
 pub use combiner::{Combiner, CommitGate, Resolved, Standing};

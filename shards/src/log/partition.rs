@@ -11,8 +11,8 @@ use super::segment::SparseIndex;
 use super::shared::{LogShared, OpenLog};
 use super::space::Fill;
 use super::{hwm, LogMetrics, LogOptions, LogRecord, ReadError};
+use crate::histogram::coarse_histogram;
 use crate::io::{Caching, Disk, File, Open, Slice};
-use crate::metrics::coarse_histogram;
 use crate::peer::LocalBoxFuture;
 use crate::queue::Records;
 use crate::rt::sync::{Lock, LockGuard};
@@ -372,7 +372,7 @@ impl PartitionLog {
         let mut state = self.inner.state.borrow_mut();
         let both = || Box::new([coarse_histogram(), coarse_histogram()]);
         let histograms = state.metrics.boundary_us.get_or_insert_with(both);
-        crate::metrics::record(&mut histograms[usize::from(written.is_err())], micros);
+        crate::histogram::record(&mut histograms[usize::from(written.is_err())], micros);
         written
     }
 

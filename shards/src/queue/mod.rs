@@ -26,6 +26,7 @@ mod held;
 mod home;
 mod homes;
 mod inflight;
+mod metrics;
 mod partition;
 mod position;
 mod position_io;
@@ -45,8 +46,9 @@ use crate::peer::LocalBoxFuture;
 pub use committer::{Committer, CommitterOptions, Stored};
 pub use consumer::Consumer;
 pub use inflight::Range;
+pub use metrics::{PartitionMetrics, QueueMetrics};
 pub use position::{Position, AHEAD_FILE, AHEAD_FILE_BYTES};
-pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, QueueMetrics, ShardQueues};
+pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, ShardQueues};
 pub use vitals::QueueVitals;
 
 /// What the queue needs of a partition's log. `log` implements it; tests have their own.

@@ -10,11 +10,11 @@ use super::position::Position;
 use super::shard_queues::{ConsumerState, ParkReply};
 use super::topic::TopicQueue;
 use super::waiters::Waiters;
+use super::PartitionMetrics;
 use super::RecordsHandle;
 use crate::api::{ConsumeError, Delivery, ReadAt, Settle, SettleMode, SettleStatus};
 use crate::log::{LogRecord, ReadError};
 use crate::meta::Destination;
-use crate::metrics::PartitionMetrics;
 use crate::peer::{Take, WaiterId};
 use crate::rt::{self, Instant, Queue};
 

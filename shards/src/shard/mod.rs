@@ -29,11 +29,12 @@ use crate::dispatch::{Dispatcher, Environment, Limits};
 use crate::io::{Disk, FillBudget};
 use crate::log::{LogOptions, LogShared, TopicDirectories};
 use crate::meta::{Address, NodeId, ShardId, Snapshot};
-use crate::metrics::{RuntimeMetrics, ShardMetrics, ShardVitals};
+use crate::metrics::{ShardMetrics, ShardVitals};
 use crate::peer::{Carrier, Reply, Request};
 use crate::queue::{Committer, CommitterOptions, ShardQueues};
 use crate::remote::PeerBook;
 use crate::rt::sync::{Lock, Notify};
+use crate::rt::RuntimeMetrics;
 use crate::rt::{self, Queue};
 use crate::wal::{Mode, Wal, WalOptions};
 

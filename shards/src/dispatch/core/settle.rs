@@ -201,7 +201,7 @@ impl Core {
         self.serial += 1;
         let serial = self.serial;
         let (started, deadline) = (self.now, self.now + budget);
-        crate::metrics::record(&mut self.metrics.batch_records, seqs.len() as u64);
+        crate::histogram::record(&mut self.metrics.batch_records, seqs.len() as u64);
         self.metrics.commits += 1;
         self.commits_active += 1;
         self.probes_active += usize::from(probe);
@@ -313,7 +313,7 @@ impl Core {
         let sample = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let average = self.latency.entry(served).or_insert(sample);
         *average = *average - *average / 8 + sample / 8;
-        crate::metrics::record(&mut self.metrics.commit_latency_us, sample / 1000);
+        crate::histogram::record(&mut self.metrics.commit_latency_us, sample / 1000);
         self.metrics.records_committed += flight.seqs.len() as u64;
         for (seq, home) in flight.seqs {
             self.marks.set(seq, Mark::Done);
