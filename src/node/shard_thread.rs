@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::log::{Codec, LogOptions};
-use narad_shards::meta::{Address, ShardId, Snapshot};
+use narad_shards::meta::{Address, Peer, ShardId, Snapshot};
 use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
 use narad_shards::queue::CommitterOptions;
-use narad_shards::remote::{ConnectionId, Hello, Peer, RemoteCarrier, RemoteService, Service};
+use narad_shards::remote::{ConnectionId, Hello, RemoteCarrier, RemoteService, Service};
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use narad_shards::rt::{self, sync::Notify, Queue};
 use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};

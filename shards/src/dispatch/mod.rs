@@ -6,14 +6,12 @@ pub mod core;
 mod driver;
 mod log;
 mod notices;
-mod source;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::core::Limits;
 pub use driver::{Dispatcher, Environment};
-pub use source::{ReadBack, ReadLimit, Source};
 
 use crate::histogram::{histogram, Histogram};
 

@@ -14,11 +14,11 @@ use super::partition::PartitionQueue;
 use super::sweep::Sweeper;
 use super::topic::TopicQueue;
 use super::unload::Unloaded;
-use super::{PartitionMetrics, QueueMetrics, RecordsHandle};
+use super::{PartitionMetrics, QueueMetrics};
 use crate::api::{ConsumeError, Delivery, Settle, SettleMode, SettleStatus};
-use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
+use crate::log::RecordsHandle;
+use crate::meta::{Address, Destination, Incarnation, PeerBook, ShardId, Snapshot};
 use crate::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take, WaiterId};
-use crate::remote::PeerBook;
 use crate::rt;
 use crate::rt::sync::Sender;
 

@@ -19,6 +19,7 @@ mod outcome;
 mod read;
 mod recovery;
 mod segment;
+mod source;
 mod staging;
 
 #[cfg(test)]
@@ -42,6 +43,7 @@ use std::rc::Rc;
 pub use error::{AppendError, WalOpenError};
 pub use frame::NewWalRecord;
 pub use metrics::WalMetrics;
+pub use source::{ReadBack, ReadLimit, Source};
 
 use crate::io::{ChunkPool, Disk, File, FillBudget};
 use crate::meta::Incarnation;

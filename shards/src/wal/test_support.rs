@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use super::*;
-use crate::dispatch::{ReadLimit, Source};
 use crate::io::sim::SimDisk;
 
 pub(crate) const STORE: u64 = 0x5707e;

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::test_support::*;
 use super::*;
-use crate::dispatch::{ReadLimit, Source};
 use crate::io::sim::{Fault, NthCall, Op, SimDisk, Survival};
 use crate::rt::sim::{run, Sim};
 use crate::rt::{Queue, Task};

@@ -23,10 +23,11 @@ use std::time::Duration;
 pub use action::{Action, CommitId, Report, TopicLife};
 pub use trouble::Trouble;
 
-use super::{DispatchMetrics, ReadLimit};
+use super::DispatchMetrics;
 use crate::meta::{Address, Destination, NodeId, Snapshot};
 use crate::peer::Record;
 use crate::rt::Instant;
+use crate::wal::ReadLimit;
 use gone::Verdicts;
 use lane::{Key, Lane, LaneId, Lanes, Ready};
 use marks::{Mark, Marks};

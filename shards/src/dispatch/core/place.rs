@@ -6,10 +6,9 @@ use super::gone::Verdict;
 use super::lane::{Entry, Key, Lane, LaneId};
 use super::marks::Mark;
 use super::{encoded_bytes, Core, Ready, BACKOFF, LOOKAHEAD_WINDOWS, REROUTE_AFTER, RESCAN_EVERY};
-use crate::dispatch::{ReadBack, ReadLimit};
 use crate::meta::Destination;
 use crate::rt::Instant;
-use crate::wal::WalRecord;
+use crate::wal::{ReadBack, ReadLimit, WalRecord};
 
 /// One walk over the skipped records, in WAL order.
 #[derive(Debug)]
