@@ -9,6 +9,6 @@ pub mod control;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod http;
-pub mod node;
+mod node;
 pub mod peer;
 pub mod telemetry;
