@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::core::{Action, CommitId, Core, Limits, TopicLife};
-use super::log::{log, log_line, log_read_error};
+use super::logging::{log, log_line, log_read_error};
 use super::notices::Notices;
 use super::DispatchMetrics;
 use crate::api::{MetaCommand, MetaReply};

@@ -4,7 +4,7 @@
 
 pub mod core;
 mod driver;
-mod log;
+mod logging;
 mod notices;
 
 #[cfg(test)]
