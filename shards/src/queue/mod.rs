@@ -40,9 +40,8 @@ mod waiters;
 
 pub use committer::{Committer, CommitterOptions, Stored};
 pub use consumer::Consumer;
-pub use inflight::Range;
 pub use metrics::{PartitionMetrics, QueueMetrics};
-pub use position::{Position, AHEAD_FILE, AHEAD_FILE_BYTES};
+pub use position::{Position, Range, AHEAD_FILE, AHEAD_FILE_BYTES};
 pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, ShardQueues};
 pub use vitals::QueueVitals;
 

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use super::committer::{PositionSource, Tracked};
 use super::held::Held;
-use super::inflight::{Bounds, InFlight, Limits, Range};
-use super::position::Position;
+use super::inflight::{Bounds, InFlight, Limits};
+use super::position::{Position, Range};
 use super::shard_queues::{ConsumerState, ParkReply};
 use super::topic::TopicQueue;
 use super::waiters::Waiters;
