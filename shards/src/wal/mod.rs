@@ -29,6 +29,8 @@ mod open_tests;
 #[cfg(test)]
 mod ring_tests;
 #[cfg(test)]
+mod segment_tests;
+#[cfg(test)]
 mod test_support;
 #[cfg(test)]
 mod wal_tests;
