@@ -383,7 +383,7 @@ fn k35_a_create_that_a_leader_held_until_it_led_no_longer_is_made_by_the_next_on
         let waits = follower.clone();
         let created = rt::spawn(Queue::Foreground, async move { try_create(&waits, "t", 3).await });
         seconds(20).await;
-        leader.consensus.transfer(None).await.expect("there are two others");
+        leader.consensus.transfer().await.expect("there are two others");
         let created = created.await;
         assert!(matches!(created, MetaReply::Created(_)), "{created:?}");
         assert!((20..23).contains(&(rt::now() - asked).as_secs()), "{:?}", rt::now() - asked);

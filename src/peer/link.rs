@@ -220,10 +220,10 @@ impl Link {
         );
     }
 
-    fn bare(&mut self, operation: u16, kind: Kind, lane: Lane, request_id: u64) {
+    fn bare(&mut self, kind: Kind, lane: Lane, request_id: u64) {
         let header = Header {
             length: HEADER_BYTES as u32,
-            operation,
+            operation: PING,
             version: 0,
             kind,
             lane,
@@ -245,7 +245,7 @@ impl Link {
         self.calls.remove(&request_id);
         let recalled = self.queue.recall(lane, request_id);
         if recalled == Recalled::Begun && !self.has_ended() {
-            self.bare(PING, Kind::Cancel, lane, request_id);
+            self.bare(Kind::Cancel, lane, request_id);
         }
         recalled
     }
@@ -414,7 +414,7 @@ impl Link {
             Kind::Reply => {
                 let Some(call) = self.calls.remove(&header.request_id) else { return };
                 // What was reserved for us is handed back (C58).
-                self.bare(PING, Kind::Cancel, lane, header.request_id);
+                self.bare(Kind::Cancel, lane, header.request_id);
                 let _ = call.reply.send(Err(CallError::Unknown(format!("the reply of {}: {NO_ROOM}", self.peer))));
             }
             _ if self.is_dialled() => self.end(MALFORMED, "a request came on a connection that we dialled"),
@@ -463,7 +463,7 @@ impl Link {
                 let request_id = self.next_request;
                 self.next_request += 1;
                 // On the most urgent lane, or bulk of our own on its way would look like silence of the peer.
-                self.bare(PING, Kind::Request, Lane::Consensus, request_id);
+                self.bare(Kind::Request, Lane::Consensus, request_id);
             }
             Due::Dead => {
                 self.tally.silent += 1;

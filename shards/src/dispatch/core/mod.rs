@@ -452,7 +452,7 @@ impl Core {
         }
         let lane = &self.lanes[id];
         let Some(failing) = &lane.failing else { return };
-        if now >= failing.reroute_at(REROUTE_AFTER) && !failing.announced {
+        if now >= failing.reroute_at() && !failing.announced {
             self.start_rerouting(id);
         } else if lane.flight.is_none() && failing.probe.is_none() && now >= failing.retry_at && lane.skipped > 0 {
             self.wanting.insert(id);
@@ -505,7 +505,7 @@ impl Core {
         let owed = lane.skipped > 0 || lane.probe_waits();
         let failing = lane.failing.as_ref().filter(|_| owed && lane.live);
         let retry = failing.map(|f| f.retry_at).filter(|at| lane.flight.is_none() && *at > self.now);
-        let reroute = failing.filter(|f| !f.announced).map(|f| f.reroute_at(REROUTE_AFTER));
+        let reroute = failing.filter(|f| !f.announced).map(|f| f.reroute_at());
         let unresolved = lane.live && lane.address.is_none() && (!lane.queue.is_empty() || lane.probe_waits());
         let lookup = unresolved.then_some(self.now + LOOKUP_EVERY);
         // An armed look-up is not pushed back by every record that joins the queue.

@@ -8,8 +8,7 @@ use super::action::{Action, CommitId, Report};
 use super::lane::{Failing, Flight, LaneId, Ready};
 use super::marks::Mark;
 use super::{
-    Core, Room, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, LINGER_MAX, PROBES_MAX, PROBE_BUDGET, REROUTE_AFTER,
-    RETRY_AFTER,
+    Core, Room, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, LINGER_MAX, PROBES_MAX, PROBE_BUDGET, RETRY_AFTER,
 };
 use crate::meta::{Address, NodeId};
 use crate::peer::{copy_out, CommitBatch, CommitError, Committed};
@@ -411,7 +410,7 @@ impl Core {
     }
 
     fn rerouting(&self, id: LaneId) -> bool {
-        let past_grace = |failing: &Failing| failing.reroute_at(REROUTE_AFTER) <= self.now;
+        let past_grace = |failing: &Failing| failing.reroute_at() <= self.now;
         self.owner_dead(id) || self.lanes[id].failing.as_ref().is_some_and(past_grace)
     }
 
