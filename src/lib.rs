@@ -1,7 +1,14 @@
 //! The node: everything that is not one core's data plane. The binary `narad` is a thin shell around this library.
 //!
-//! `config` reads the settings, `node` checks the machine and places the shards, `control` keeps the topics, `http`
-//! is what clients talk to, `telemetry` what operators read, `cli` what a person types.
+//! | module | what it does |
+//! |---|---|
+//! | `cli` | what a person types: the commands, and the start of the server |
+//! | `config` | the settings, from file, environment and flags |
+//! | `node` | the process: checks the machine, starts and stops the threads |
+//! | `http` | what clients talk to |
+//! | `control` | metadata: topics, members, owners, and their consensus |
+//! | `peer` | what carries frames between nodes |
+//! | `telemetry` | what operators read: metrics, logs, figures of the shards |
 
 pub mod cli;
 pub mod config;
@@ -9,6 +16,6 @@ pub mod control;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod http;
-pub mod node;
+mod node;
 pub mod peer;
 pub mod telemetry;

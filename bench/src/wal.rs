@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use argh::FromArgs;
 use hdrhistogram::Histogram;
-use narad_shards::dispatch::{ReadLimit, Source};
 use narad_shards::io::{AlignedBuf, Caching, Disk, Open};
 use narad_shards::meta::Incarnation;
 use narad_shards::rt::ring::RingHandle;
 use narad_shards::rt::{self, Queue};
 use narad_shards::wal::{NewWalRecord, Wal, WalMetrics, WalOptions};
+use narad_shards::wal::{ReadLimit, Source};
 
 use crate::load::cpu;
 use crate::load::process::Home;

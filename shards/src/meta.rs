@@ -1,8 +1,10 @@
-//! Topic metadata as a shard sees it: an immutable snapshot, replaced as a whole by the control thread (E23).
+//! What a shard is told by the control thread: the node's topics and the other nodes, each an immutable snapshot that
+//! is replaced as a whole (E23).
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Index of a shard on its node, `0..shards`.
@@ -164,4 +166,36 @@ impl Snapshot {
         let addresses = self.placement.get(&incarnation).map(|a| &a[..]).unwrap_or(&[]);
         addresses.iter().zip(0u32..).filter(move |(a, _)| **a == Address::local(shard)).map(|(_, p)| p)
     }
+}
+
+/// Everything a shard knows of the other nodes at one instant. Replaced as a whole by the control thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerBook {
+    pub version: u64,
+    /// This node's name, as its peers know it.
+    pub me: Arc<str>,
+    /// This process (E39). A token carries it, so that a restarted node is never called back for its former life.
+    pub boot_id: u64,
+    /// This node's number in the metadata, beside [`NodeId::LOCAL`]: what peers call it.
+    pub number: NodeId,
+    pub peers: BTreeMap<NodeId, Peer>,
+}
+
+impl PeerBook {
+    /// Membership's word. A node that the book lacks is believed to live only while there is no book yet.
+    pub fn is_alive(&self, node: NodeId) -> bool {
+        node == NodeId::LOCAL || self.peers.get(&node).map_or(self.version == 0, |peer| peer.alive)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub name: Arc<str>,
+    /// Membership's word; not whether a connection is up.
+    pub alive: bool,
+    /// Of the process that said hello last; 0 before the first hello. Routes and averages of another one are void (E43).
+    pub boot_id: u64,
+    pub control_addr: SocketAddr,
+    /// One a shard, as the peer told it (E39). Empty before the first hello.
+    pub shard_addrs: Arc<[SocketAddr]>,
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::api::{ConsumeError, Delivery, MetaCommand, MetaReply, PartitionStats, ReadAt, Settle, SettleStatus};
 use crate::io::{AlignedBuf, Slice};
-use crate::meta::{Address, Destination, Incarnation, NodeId, ShardId, Snapshot};
-use crate::remote::{Credit, PeerBook};
+use crate::meta::{Address, Destination, Incarnation, NodeId, PeerBook, ShardId, Snapshot};
+use crate::remote::Credit;
 use crate::rt::sync::Notify;
 
 /// One record on its way to a partition: the key's bytes (if any) followed by the payload's, as they lie in the

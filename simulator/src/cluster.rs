@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::api::{MetaCommand, MetaReply};
-use narad_shards::meta::{Address, ShardId, Snapshot};
+use narad_shards::meta::{Address, Peer, PeerBook, ShardId, Snapshot};
 use narad_shards::peer::{Carrier, Request};
 use narad_shards::remote::sim::SimNetwork;
-use narad_shards::remote::{Hello, Peer, PeerBook, RemoteCarrier, RemoteService};
+use narad_shards::remote::{Hello, RemoteCarrier, RemoteService};
 use narad_shards::rt::sim::Rng;
 use narad_shards::rt::{self, Queue};
 use narad_shards::shard::Shard;

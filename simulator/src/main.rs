@@ -17,6 +17,7 @@ mod node;
 mod options;
 #[cfg(test)]
 mod planted;
+mod run;
 #[cfg(test)]
 mod smoke;
 mod trace;
@@ -34,7 +35,7 @@ use crate::broker::Launcher;
 use crate::ledger::{Counts, Rule, Violation};
 use crate::model::{Bug, ModelLauncher};
 use crate::node::ShardLauncher;
-use crate::world::{run_world, Report};
+use crate::run::{run_world, Report};
 
 /// One of so many seeds is run twice: the two histories must be the same.
 const REPEAT_ONE_IN: u64 = 50;

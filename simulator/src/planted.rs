@@ -8,7 +8,7 @@ use narad_shards::rt::sim::Rng;
 use crate::ledger::Rule;
 use crate::model::{Bug, ModelLauncher};
 use crate::options::WorldOptions;
-use crate::world::{run_world, run_world_with, Report};
+use crate::run::{run_world, run_world_with, Report};
 
 fn worlds(bug: Bug, seeds: u64) -> impl Iterator<Item = Report> {
     (0..seeds).map(move |seed| run_world(seed, 1, false, |seed, _, _| Rc::new(ModelLauncher::new(seed, bug))))

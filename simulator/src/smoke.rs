@@ -9,7 +9,7 @@ use crate::broker::Launcher;
 use crate::ledger::Counts;
 use crate::node::ShardLauncher;
 use crate::options::{Planted, Profile, WorldOptions};
-use crate::world::run_world_with;
+use crate::run::run_world_with;
 
 #[test]
 fn real_shards_keep_the_contract_and_leave_nothing_behind() {

@@ -446,7 +446,7 @@ impl ControlPlane for Whole {
         Box::pin(async move {
             if let Some(process) = process.filter(|process| process.consensus.leads()) {
                 // Nobody may be there to take it.
-                let _ = process.consensus.transfer(None).await;
+                let _ = process.consensus.transfer().await;
             }
         })
     }

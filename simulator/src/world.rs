@@ -1,11 +1,8 @@
 //! Nodes (mostly one), their disks, their clients and their misfortunes, all from one seed.
 
 use std::cell::{Cell, RefCell};
-use std::collections::hash_map::DefaultHasher;
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::hash::{Hash, Hasher};
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -17,11 +14,11 @@ use narad_shards::meta::{Incarnation, ShardId};
 use narad_shards::remote::sim::SimNetwork;
 use narad_shards::rt::sim::{NodeTag, Rng, Sim};
 use narad_shards::rt::sync::{oneshot, Receiver};
-use narad_shards::rt::{self, panic_text, Instant};
+use narad_shards::rt::{self, Instant};
 
 use crate::broker::{Answer, Broker, End, Launcher};
 use crate::clients;
-use crate::ledger::{Boots, Counts, Ledger, Rule, Violation};
+use crate::ledger::{Boots, Ledger, Rule, Violation};
 use crate::nemesis;
 use crate::options::{Profile, WorldOptions};
 use crate::whole::{Onlooker, Whole};
@@ -83,101 +80,34 @@ pub struct World {
     refused: Cell<bool>,
 }
 
-/// What became of one seed.
-pub struct Report {
-    pub seed: u64,
-    pub options: WorldOptions,
-    pub violations: Vec<Violation>,
-    pub events: Vec<String>,
-    pub disk_trace: String,
-    pub counts: Counts,
-    pub refused: bool,
-    pub virtual_time: Duration,
-    pub disk_calls: u64,
-    /// Of all events: two runs of one seed have the same.
-    pub hash: u64,
-}
-
-/// Runs the world of a seed to its end.
-pub fn run_world(
-    seed: u64,
-    nodes: usize,
-    whole: bool,
-    launcher: impl FnOnce(u64, &WorldOptions, &Sim) -> Rc<dyn Launcher>,
-) -> Report {
-    let mut rng = Rng::new(seed);
-    let options = WorldOptions::draw(&mut rng).with_nodes(nodes, whole, &mut rng);
-    run_world_with(seed, options, launcher)
-}
-
-pub fn run_world_with(
-    seed: u64,
-    options: WorldOptions,
-    launcher: impl FnOnce(u64, &WorldOptions, &Sim) -> Rc<dyn Launcher>,
-) -> Report {
-    drop(crate::trace::take()); // what was left of another world
-    let mut rng = Rng::new(!seed);
-    let sim = Sim::new(rng.next_u64());
-    let world = Rc::new(World {
-        sim: sim.clone(),
-        disks: (0..options.nodes).map(|_| SimDisk::with(rng.next_u64(), options.disk)).collect(),
-        ledger: RefCell::new(Ledger::new(options.allowances(), options.nodes, options.whole)),
-        topics: RefCell::default(),
-        producing: Cell::new(0),
-        draining: Cell::new(false),
-        stopping: Cell::new(false),
-        numbers: Cell::new(0),
-        launcher: launcher(rng.next_u64(), &options, &sim),
-        brokers: RefCell::new(vec![None; options.nodes]),
-        faults: Cell::new(0),
-        stood_still: RefCell::default(),
-        refused: Cell::new(false),
-        rng: RefCell::new(rng),
-        options,
-    });
-    world.launcher.observe(Rc::new(Onlooker::of(&world)));
-    let start = sim.now();
-    let main = world.clone();
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| sim.run(main.live())));
-    let end = sim.now();
-    // A panic may have left the ledger borrowed for ever: what it held until then is lost, the panic is not.
-    let (mut violations, events, counts) = match world.ledger.try_borrow() {
-        Ok(ledger) => (ledger.violations.clone(), ledger.events.clone(), ledger.counts),
-        Err(_) => (Vec::new(), Vec::new(), Counts::default()),
-    };
-    match outcome {
-        Ok(()) => {
-            let (worlds, disks) = (Rc::strong_count(&world), world.disks.len());
-            let holders: usize = world.disks.iter().map(SimDisk::holders).sum();
-            if (worlds, holders) != (1, disks) {
-                let holders = holders - disks;
-                let text = format!("{} references to the world and {holders} to its disks are left", worlds - 1);
-                violations.push(Violation { rule: Rule::Leak, text });
-            }
-        }
-        Err(panic) => {
-            violations.push(Violation { rule: Rule::Panic, text: panic_text(panic.as_ref()) });
-            // What it left behind may panic again on its way out: that says nothing new.
-            let _ = std::panic::catch_unwind(AssertUnwindSafe(|| sim.abandon()));
-        }
-    }
-    let mut hasher = DefaultHasher::new();
-    events.hash(&mut hasher);
-    Report {
-        seed,
-        options: world.options.clone(),
-        violations,
-        events,
-        disk_trace: world.disks.iter().map(SimDisk::trace).collect::<Vec<_>>().join("\n"),
-        counts,
-        refused: world.refused.get(),
-        virtual_time: end - start,
-        disk_calls: world.disks.iter().map(SimDisk::calls).sum(),
-        hash: hasher.finish(),
-    }
-}
-
 impl World {
+    pub fn new(
+        options: WorldOptions,
+        sim: &Sim,
+        mut rng: Rng,
+        launcher: impl FnOnce(u64, &WorldOptions, &Sim) -> Rc<dyn Launcher>,
+    ) -> Rc<World> {
+        let world = Rc::new(World {
+            sim: sim.clone(),
+            disks: (0..options.nodes).map(|_| SimDisk::with(rng.next_u64(), options.disk)).collect(),
+            ledger: RefCell::new(Ledger::new(options.allowances(), options.nodes, options.whole)),
+            topics: RefCell::default(),
+            producing: Cell::new(0),
+            draining: Cell::new(false),
+            stopping: Cell::new(false),
+            numbers: Cell::new(0),
+            launcher: launcher(rng.next_u64(), &options, sim),
+            brokers: RefCell::new(vec![None; options.nodes]),
+            faults: Cell::new(0),
+            stood_still: RefCell::default(),
+            refused: Cell::new(false),
+            rng: RefCell::new(rng),
+            options,
+        });
+        world.launcher.observe(Rc::new(Onlooker::of(&world)));
+        world
+    }
+
     pub fn draw(&self, bound: u64) -> u64 {
         self.rng.borrow_mut().below(bound)
     }
@@ -464,7 +394,7 @@ impl World {
         all
     }
 
-    async fn live(self: Rc<World>) {
+    pub async fn live(self: Rc<World>) {
         let apart = if self.options.whole { [0, 500, 5_000, 20_000][self.draw(4) as usize] } else { 0 };
         if !self.start_all(0..self.options.nodes, Duration::from_millis(apart)).await {
             return;

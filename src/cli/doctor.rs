@@ -123,7 +123,7 @@ fn as_json(report: &Report) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::Check;
+    use crate::node::doctor::Check;
 
     fn report(statuses: &[Status]) -> Report {
         let check = |status: &Status| Check {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use narad_shards::api::{NewTopic, NodeStatus};
-use narad_shards::io::AlignedBuf;
 use narad_shards::meta::{Address, NodeId, Snapshot};
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::remote::{CallError, ConnectionId, Hello, Service, Transport};
@@ -20,6 +19,7 @@ use super::consensus::restart::Mode;
 use super::consensus::{self, configuration};
 use super::plane::{found_or_join, Door, Identity, NeverConfigured, Part, Plane, ROUND};
 use super::tests::Directory;
+use super::tests_support::arrived;
 use super::*;
 use crate::config::{LogFormat, LogLevel};
 use crate::telemetry::logged;
@@ -54,18 +54,6 @@ struct Link {
     from: SocketAddr,
 }
 
-fn arrive(frame: &Outgoing, kind: Kind) -> Incoming {
-    let header = frame.header(kind, 1).expect("within the limit");
-    let mut body = AlignedBuf::zeroed(header.body_bytes());
-    body.truncate(header.body_bytes());
-    let mut at = 0;
-    for piece in std::iter::once(&frame.archive).chain(&frame.payload) {
-        body[at..at + piece.len()].copy_from_slice(piece);
-        at += piece.len();
-    }
-    Incoming::new(header, body)
-}
-
 impl Link {
     fn target(&self, to: SocketAddr) -> Option<Rc<dyn Service>> {
         let lost = self.net.lost.borrow();
@@ -81,9 +69,9 @@ impl Transport for Link {
             rt::sleep(Duration::from_millis(1)).await;
             let Some(target) = target else { return Err(CallError::NotSent("unreachable".into())) };
             let reply =
-                rt::timeout(request.budget, target.serve(ConnectionId(1), arrive(&request, Kind::Request))).await;
+                rt::timeout(request.budget, target.serve(ConnectionId(1), arrived(&request, Kind::Request))).await;
             match reply.ok().flatten() {
-                Some(reply) => Ok(arrive(&reply, Kind::Reply)),
+                Some(reply) => Ok(arrived(&reply, Kind::Reply)),
                 None => Err(CallError::Unknown("no reply".into())),
             }
         })
@@ -93,7 +81,7 @@ impl Transport for Link {
         let Some(target) = self.target(to) else { return };
         rt::spawn(Queue::Foreground, async move {
             rt::sleep(Duration::from_millis(1)).await;
-            target.serve(ConnectionId(1), arrive(&message, Kind::OneWay)).await;
+            target.serve(ConnectionId(1), arrived(&message, Kind::OneWay)).await;
         });
     }
 
@@ -423,7 +411,7 @@ fn k35_a_create_that_a_leader_held_until_it_led_no_longer_is_made_by_the_next_on
         let waits = follower.clone();
         let created = rt::spawn(Queue::Foreground, async move { try_create(&waits, "t", 3).await });
         seconds(20).await;
-        leader.consensus.transfer(None).await.expect("there are two others");
+        leader.consensus.transfer().await.expect("there are two others");
         let created = created.await;
         assert!(matches!(created, MetaReply::Created(_)), "{created:?}");
         assert!((20..23).contains(&(rt::now() - asked).as_secs()), "{:?}", rt::now() - asked);
@@ -448,7 +436,7 @@ fn k20_k21_get_topic_is_the_leaders_word_behind_a_barrier_or_none_at_all() {
         // A follower sends the question away; a leader that no quorum confirms any more answers nothing.
         let question = |name: &str| {
             let frame = consensus::topic_question(Duration::from_secs(5), name);
-            arrive(&frame, Kind::Request)
+            arrived(&frame, Kind::Request)
         };
         let answered = follower.consensus.handle(&question("t")).await.expect("a reply");
         assert_eq!(answered.status, status::MISDIRECTED);

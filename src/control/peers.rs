@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use narad_shards::meta::NodeId;
-use narad_shards::remote::{Hello, Peer, PeerBook};
+use narad_shards::meta::{NodeId, Peer, PeerBook};
+use narad_shards::remote::Hello;
 
 use super::consensus::Known;
 use super::{Member, State};

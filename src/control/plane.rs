@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narad_shards::meta::{Address, ShardId};
+use narad_shards::meta::{Address, PeerBook, ShardId};
 use narad_shards::peer::{Carrier, LocalBoxFuture, Request};
-use narad_shards::remote::{ConnectionId, Hello, PeerBook, Service, Transport};
+use narad_shards::remote::{ConnectionId, Hello, Service, Transport};
 use narad_shards::rt::{self, Instant, Queue};
 use narad_shards::wire::{operation, Incoming, Outgoing};
 

@@ -7,9 +7,15 @@ use std::time::Duration;
 
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::rt::{self, Instant};
+use narad_shards::wire::{Incoming, Kind, Outgoing};
 
 use super::tests::{Shards, Shelf};
 use super::*;
+
+/// A frame as the other side gets it.
+pub fn arrived(frame: &Outgoing, kind: Kind) -> Incoming {
+    frame.arrived(kind, 1).expect("within the limit")
+}
 
 /// A log without consensus: the next command is decided by being asked for.
 pub struct Alone {

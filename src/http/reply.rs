@@ -195,10 +195,11 @@ pub(crate) fn body_refusal(failure: BodyFailure, too_large: &'static str) -> Api
 }
 
 /// The same on the routes whose bodies are refused with `400` for their size.
-pub(crate) fn body_refusal_400(failure: BodyFailure, too_large: &'static str) -> ApiError {
+pub(crate) fn body_refusal_400(failure: BodyFailure) -> ApiError {
+    const TOO_LARGE: &str = "request body too large";
     match failure {
-        BodyFailure::TooLarge => ApiError::bad_request(too_large),
-        other => body_refusal(other, too_large),
+        BodyFailure::TooLarge => ApiError::bad_request(TOO_LARGE),
+        other => body_refusal(other, TOO_LARGE),
     }
 }
 

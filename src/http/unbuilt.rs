@@ -60,7 +60,7 @@ pub(crate) async fn attach<B: Broker>(
     body: &mut BodyReader<'_>,
 ) -> Result<Reply, ApiError> {
     let body = body.read_all(JSON_BYTES_MAX).await;
-    let body = body.map_err(|failure| reply::body_refusal_400(failure, "request body too large"))?;
+    let body = body.map_err(reply::body_refusal_400)?;
     let attach = json::parse::<Attach>(&body)?;
     if attach.remote.is_some_and(|remote| !remote.is_empty()) {
         return Err(ApiError::not_built(Route::ChildVerb.not_built()));
@@ -113,7 +113,7 @@ pub(crate) async fn refuse<B: Broker>(
 ) -> Result<Reply, ApiError> {
     if matches!(call.head.method, Method::POST | Method::PUT | Method::PATCH) {
         let body = body.read_all(JSON_BYTES_MAX).await;
-        let body = body.map_err(|failure| reply::body_refusal_400(failure, "request body too large"))?;
+        let body = body.map_err(reply::body_refusal_400)?;
         let text = std::str::from_utf8(&body).map_err(|_| ApiError::bad_request("invalid json: not UTF-8"))?;
         if !text.is_empty() && !json::is_json(text) {
             return Err(ApiError::bad_request("invalid json: the body is not one JSON value"));

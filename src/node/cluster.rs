@@ -139,7 +139,7 @@ impl Cluster {
         if !others || !self.consensus.leads() {
             return;
         }
-        match self.consensus.transfer(None).await {
+        match self.consensus.transfer().await {
             Ok(()) => tracing::info!("leadership transferred before shutdown"),
             Err(err) => tracing::warn!(err, "leadership transfer on shutdown failed"),
         }

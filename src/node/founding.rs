@@ -12,8 +12,9 @@ use narad_shards::rt;
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 
 use super::broker::{NodeState, ProbeBroker};
+use super::peer_plane::PeerPlane;
 use super::serving::Serving;
-use super::{notify, PeerPlane, Refusal};
+use super::{notify, Refusal};
 use crate::config::Config;
 use crate::control::consensus::configuration::Server;
 use crate::control::consensus::restart::Mode;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use narad_shards::remote::{Peer, PeerBook};
+use narad_shards::meta::{Peer, PeerBook};
 
 use crate::peer::LinkFigures;
 use crate::telemetry::PeerReport;

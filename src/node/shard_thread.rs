@@ -1,6 +1,6 @@
 //! One shard's thread: its ring, its disk, its shard, its listener.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -8,19 +8,20 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
+use narad_shards::io::Disk;
 use narad_shards::log::{Codec, LogOptions};
-use narad_shards::meta::{Address, ShardId, Snapshot};
-use narad_shards::peer::{Carrier, LocalBoxFuture, Reply, Request};
+use narad_shards::meta::{Address, Peer, ShardId, Snapshot};
+use narad_shards::peer::{Carrier, Reply, Request};
 use narad_shards::queue::CommitterOptions;
-use narad_shards::remote::{ConnectionId, Hello, Peer, RemoteCarrier, RemoteService, Service};
+use narad_shards::remote::{Hello, RemoteCarrier, RemoteService};
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 use narad_shards::rt::{self, sync::Notify, Queue};
 use narad_shards::shard::{RetentionOptions, Shard, ShardOptions};
 use narad_shards::spsc::{Endpoint, Handler};
-use narad_shards::wire::{status, Incoming, Kind, Outgoing, Refusal};
 
 use super::broker::ShardBroker;
 use super::certificates;
+use super::door::Door;
 use super::founding::peer_settings;
 use super::notify;
 use super::run::Common;
@@ -28,7 +29,7 @@ use super::serving::Serving;
 use crate::config::{self, CompressionLevel};
 use crate::control::Command;
 use crate::http::{HttpContext, HttpSettings, Surface};
-use crate::peer::{PeerEndpoint, NOT_OPEN_YET};
+use crate::peer::PeerEndpoint;
 
 const WAL_SEGMENT_BYTES: u64 = 64 << 20;
 /// Least of what is kept free: the disk still has room for everything else when produce is refused (E22).
@@ -149,29 +150,67 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     };
     let links: Rc<dyn Carrier> = endpoint.attach(handler);
     let door = Rc::new(Door::new(common.started));
-    let peers = match &common.peer_plane {
-        None => None,
-        Some(plane) => {
-            let address = plane.shard_addrs[usize::from(id)];
-            let settings = peer_settings(&common.config, &common.node_id, plan.memory_bytes);
-            let started = PeerEndpoint::start(&handle, address, door.clone(), settings);
-            Some(started.map_err(|error| format!("the peer plane: {error}"))?)
-        }
-    };
     let _ = slot.door.set(door.clone());
-    let carrier: Rc<dyn Carrier> = match &peers {
-        None => links.clone(),
-        Some(peers) => {
-            let carrier = RemoteCarrier::new(links.clone(), peers.clone());
-            let _ = slot.peers.set((peers.clone(), carrier.clone()));
-            if common.state.certificates.validity().is_some() {
-                rt::spawn(Queue::Background, certificates::follow(common.clone(), peers.clone()));
-            }
-            Rc::new(carrier)
-        }
-    };
-    let options = ShardOptions {
-        id,
+    let carrier = start_peers(&common, &plan, &handle, &slot, &links)?;
+
+    let options = shard_options(&common, &plan, disk);
+    let shard = Shard::open(options, plan.snapshot, carrier).await.map_err(|error| error.to_string())?;
+    let registered = shard.wal().with_staging_pool(|pool| handle.register_chunks(pool, STAGING_CHUNKS_REGISTERED));
+    tracing::info!(
+        shard = id,
+        staging_chunks = registered,
+        bytes = handle.registered_bytes(),
+        "buffers registered with the ring"
+    );
+    let _ = slot.shard.set(shard.clone());
+    if common.peer_plane.is_some() {
+        let (common, shard) = (common.clone(), shard.clone());
+        door.open(RemoteService::new(shard, Box::new(move || hello(&common))));
+    }
+    slot.opened.notify_all();
+    common.state.opened.fetch_add(1, Ordering::Relaxed);
+    links.call(Address::CONTROL, Request::Opened).await.map_err(|lost| format!("the control thread: {}", lost.0))?;
+
+    shard.start();
+    *slot.serving.borrow_mut() = Some(listen(&common, &handle, shard)?);
+    if id == 0 {
+        let took_ms = common.started.elapsed().as_millis() as u64;
+        common.state.figures.boot_ms.store(took_ms.max(1), Ordering::Relaxed);
+        tracing::info!(addr = %common.http_addr, took_ms, "http listening");
+    }
+    if common.state.listening.fetch_add(1, Ordering::Relaxed) + 1 == common.state.shards {
+        rt::blocking(|| notify::tell(notify::READY)).await;
+    }
+    slot.finished.notified().await;
+    rt::sleep(LAST_REPLY).await;
+    Ok(())
+}
+
+/// The shard's end of the peer plane, if the node has one. Returns what the shard sends through: to this node's other
+/// shards alone, or to other nodes as well.
+fn start_peers(
+    common: &Arc<Common>,
+    plan: &ShardPlan,
+    handle: &RingHandle,
+    slot: &Slot,
+    links: &Rc<dyn Carrier>,
+) -> Result<Rc<dyn Carrier>, String> {
+    let (Some(plane), Some(door)) = (&common.peer_plane, slot.door.get()) else { return Ok(links.clone()) };
+    let address = plane.shard_addrs[usize::from(plan.id)];
+    let settings = peer_settings(&common.config, &common.node_id, plan.memory_bytes);
+    let peers = PeerEndpoint::start(handle, address, door.clone(), settings);
+    let peers = peers.map_err(|error| format!("the peer plane: {error}"))?;
+    let carrier = RemoteCarrier::new(links.clone(), peers.clone());
+    let _ = slot.peers.set((peers.clone(), carrier.clone()));
+    if common.state.certificates.validity().is_some() {
+        rt::spawn(Queue::Background, certificates::follow(common.clone(), peers));
+    }
+    Ok(Rc::new(carrier))
+}
+
+fn shard_options(common: &Common, plan: &ShardPlan, disk: Disk) -> ShardOptions {
+    ShardOptions {
+        id: plan.id,
         disk,
         data_dir: common.data_root.clone(),
         store_id: plan.store_id,
@@ -182,28 +221,16 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
             interval: Duration::from_millis(common.config.storage.consumer_offset_commit_interval_ms),
             handles_max: common.share_of_descriptors(4, 4096),
         },
-        retention: retention(&common, plan.memory_bytes),
+        retention: retention(common, plan.memory_bytes),
         disk_reserve_bytes: disk_reserve_bytes(common.state.shards.into()),
         disk_room: common.disk_room.clone(),
-        adopt: plan.adopt,
-    };
-    let shard = Shard::open(options, plan.snapshot, carrier).await.map_err(|error| error.to_string())?;
-    let registered = shard.wal().with_staging_pool(|pool| handle.register_chunks(pool, STAGING_CHUNKS_REGISTERED));
-    tracing::info!(
-        shard = id,
-        staging_chunks = registered,
-        bytes = handle.registered_bytes(),
-        "buffers registered with the ring"
-    );
-    let _ = slot.shard.set(shard.clone());
-    if peers.is_some() {
-        let (common, shard) = (common.clone(), shard.clone());
-        door.open(RemoteService::new(shard, Box::new(move || hello(&common))));
+        adopt: plan.adopt.clone(),
     }
-    slot.opened.notify_all();
-    common.state.opened.fetch_add(1, Ordering::Relaxed);
-    links.call(Address::CONTROL, Request::Opened).await.map_err(|lost| format!("the control thread: {}", lost.0))?;
-    shard.start();
+}
+
+/// Serves HTTP: on the node's port, and on the shard's own if it has one.
+fn listen(common: &Common, handle: &RingHandle, shard: Shard) -> Result<Rc<Serving<ShardBroker>>, String> {
+    let id = shard.id();
     let context = HttpContext::new(
         ShardBroker::new(shard, common.state.clone()),
         HttpSettings {
@@ -219,18 +246,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
     let addresses = [Some(&common.http_addr), common.shard_addrs.get(usize::from(id))];
     let listen = |address: &SocketAddr| handle.listen(*address).map_err(|error| error.to_string());
     let listeners = addresses.into_iter().flatten().map(listen).collect::<Result<Vec<_>, _>>()?;
-    *slot.serving.borrow_mut() = Some(Serving::start(listeners, Rc::new(context)));
-    if id == 0 {
-        let took_ms = common.started.elapsed().as_millis() as u64;
-        common.state.figures.boot_ms.store(took_ms.max(1), Ordering::Relaxed);
-        tracing::info!(addr = %common.http_addr, took_ms, "http listening");
-    }
-    if common.state.listening.fetch_add(1, Ordering::Relaxed) + 1 == common.state.shards {
-        rt::blocking(|| notify::tell(notify::READY)).await;
-    }
-    slot.finished.notified().await;
-    rt::sleep(LAST_REPLY).await;
-    Ok(())
+    Ok(Serving::start(listeners, Rc::new(context)))
 }
 
 /// Who this node is, to whoever connects to one of its shards.
@@ -242,111 +258,6 @@ fn hello(common: &Common) -> Hello {
         build: env!("CARGO_PKG_VERSION").to_owned(),
         newest_command_type: Command::NEWEST_TYPE,
         ..Hello::default()
-    }
-}
-
-/// What peers meet: nobody before the shard is open, and nobody once it stops.
-struct Door {
-    /// When this process started.
-    started: std::time::Instant,
-    service: OnceCell<RemoteService>,
-    closed: Cell<bool>,
-    inside: Rc<Cell<usize>>,
-    left: Notify,
-}
-
-/// A start that takes longer is worth a warning on both sides.
-const STARTING: Duration = Duration::from_secs(30);
-
-/// How long requests that are being answered may keep a stop waiting.
-const DOOR_PATIENCE: Duration = Duration::from_secs(2);
-
-impl Door {
-    fn new(started: std::time::Instant) -> Door {
-        Door { started, service: OnceCell::new(), closed: Cell::new(false), inside: Rc::default(), left: Notify::new() }
-    }
-
-    fn open(&self, service: RemoteService) {
-        let _ = self.service.set(service);
-    }
-
-    /// Answers no new request, and waits for those under way.
-    async fn close(&self) {
-        self.closed.set(true);
-        let until = rt::now() + DOOR_PATIENCE;
-        while self.inside.get() > 0 && rt::now() < until {
-            let _ = rt::timeout(until - rt::now(), self.left.notified()).await;
-        }
-    }
-}
-
-/// One request inside; also leaves when its future is dropped.
-struct Inside(Rc<Cell<usize>>, Notify);
-
-impl Inside {
-    fn enter(door: &Door) -> Inside {
-        door.inside.set(door.inside.get() + 1);
-        Inside(door.inside.clone(), door.left.clone())
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-        self.1.notify_all();
-    }
-}
-
-/// Peers that come while a node starts are nothing to look at; they come again.
-fn not_open(up: Duration) -> String {
-    match up < STARTING {
-        true => NOT_OPEN_YET.to_owned(),
-        false => format!("this shard is not open {} s after its node started: see that node's log", up.as_secs()),
-    }
-}
-
-impl Service for Door {
-    fn hello(&self) -> Hello {
-        self.service.get().map(Service::hello).unwrap_or_default()
-    }
-
-    fn met(&self, connection: ConnectionId, from: &Hello, address: SocketAddr) -> Result<(), String> {
-        match self.service.get() {
-            Some(service) => service.met(connection, from, address),
-            None => Err(not_open(self.started.elapsed())),
-        }
-    }
-
-    fn serve(&self, connection: ConnectionId, request: Incoming) -> LocalBoxFuture<'static, Option<Outgoing>> {
-        match self.service.get() {
-            Some(service) if !self.closed.get() => {
-                let inside = Inside::enter(self);
-                let answered = service.serve(connection, request);
-                Box::pin(async move {
-                    let answer = answered.await;
-                    drop(inside);
-                    answer
-                })
-            }
-            _ => {
-                let header = request.header;
-                let refusal = Refusal::new(status::UNAVAILABLE, "this shard is not open, or is stopping".to_owned());
-                let answer = (header.kind == Kind::Request).then(|| refusal.reply(header.operation, header.lane));
-                Box::pin(std::future::ready(answer))
-            }
-        }
-    }
-
-    fn cancelled_late(&self, connection: ConnectionId, request_id: u64) {
-        if let Some(service) = self.service.get() {
-            service.cancelled_late(connection, request_id);
-        }
-    }
-
-    fn lost(&self, connection: ConnectionId) {
-        if let Some(service) = self.service.get() {
-            service.lost(connection);
-        }
     }
 }
 

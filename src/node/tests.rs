@@ -4,10 +4,13 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::config::{self, Sources};
+use narad_shards::io::system;
+
+use crate::config::{self, Config, Sources};
 use crate::control::Store;
 
-use super::data_dir::{list_ingress, plan_identity};
+use super::data_dir::{list_ingress, plan_identity, DataDir, Identity};
+use super::lock::Patience;
 use super::*;
 
 /// A directory that goes away with the test.

@@ -5,7 +5,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use boring::ssl::SslRef;
 use narad_shards::io::ring::{Route, UDP_SEGMENTS_MAX, UDP_SEND_BYTES_MAX};
 use narad_shards::meta::ShardId;
 use narad_shards::remote::{CallError, ConnectionId, Hello};
@@ -17,12 +16,12 @@ use super::admission::PROVE_WITHIN;
 use super::buffers::Quic;
 use super::closing::{why_closed, LATE, MALFORMED, NO_ROOM, REFUSED, SILENT, STOPPED};
 use super::frames::{Arrived, FrameReader};
-use super::greeting;
+use super::greeter::Greeter;
 use super::intake::Intake;
 use super::liveness::{Due, Liveness};
 use super::metrics::Tally;
 use super::outbox::Outbox;
-use super::proof::{prove, verify, Material, Role};
+use super::proof::Role;
 use super::queue::{lane_of, stream_of, Recalled, SendQueue};
 use super::NOT_OPEN_YET;
 
@@ -70,10 +69,7 @@ pub(super) struct Link {
     /// Ids under which packets for it come in.
     pub cids: Vec<Vec<u8>>,
     phase: Phase,
-    secret: Option<Arc<[u8]>>,
-    material: Option<Material>,
-    said: greeting::Reader,
-    to_say: Vec<u8>,
+    greeter: Greeter,
     hello: Option<Arc<Hello>>,
     met: bool,
     /// To be open by then.
@@ -118,10 +114,7 @@ impl Link {
             quic,
             cids: Vec::new(),
             phase: Phase::Handshake,
-            secret,
-            material: None,
-            said: greeting::Reader::default(),
-            to_say: Vec::new(),
+            greeter: Greeter::new(role, secret),
             hello: None,
             met: false,
             open_by: now + within,
@@ -227,10 +220,10 @@ impl Link {
         );
     }
 
-    fn bare(&mut self, operation: u16, kind: Kind, lane: Lane, request_id: u64) {
+    fn bare(&mut self, kind: Kind, lane: Lane, request_id: u64) {
         let header = Header {
             length: HEADER_BYTES as u32,
-            operation,
+            operation: PING,
             version: 0,
             kind,
             lane,
@@ -252,7 +245,7 @@ impl Link {
         self.calls.remove(&request_id);
         let recalled = self.queue.recall(lane, request_id);
         if recalled == Recalled::Begun && !self.has_ended() {
-            self.bare(PING, Kind::Cancel, lane, request_id);
+            self.bare(Kind::Cancel, lane, request_id);
         }
         recalled
     }
@@ -285,62 +278,43 @@ impl Link {
             return;
         }
         self.phase = Phase::AwaitingProof;
-        self.material = Material::of(AsMut::<SslRef>::as_mut(&mut self.quic));
+        self.greeter.established(&mut self.quic);
         if self.is_dialled() {
             self.say_proof();
         }
     }
 
     fn say_proof(&mut self) {
-        let material = self.material.as_ref();
-        match material.and_then(|material| prove(self.secret.as_deref(), self.role, material)) {
-            Some(proof) => self.to_say.extend_from_slice(&proof),
-            None => self.end(REFUSED, "the TLS library gives no keying material"),
-        }
-    }
-
-    /// Reads what stream 0 may bring now.
-    fn hear(&mut self) {
-        loop {
-            let mut space = [0; 1024];
-            let wanted = self.said.wanted().min(space.len());
-            if wanted == 0 {
-                return;
-            }
-            match self.quic.stream_recv(0, &mut space[..wanted]) {
-                Ok((count, _)) if count > 0 => self.said.push(&space[..count]),
-                _ => return,
-            }
+        if let Err(reason) = self.greeter.say_proof() {
+            self.end(REFUSED, reason);
         }
     }
 
     fn take_proof(&mut self) {
-        self.hear();
-        let Some(proof) = self.said.proof() else { return };
-        let material = self.material.as_ref();
-        let role = self.role.other();
-        if !material.is_some_and(|material| verify(self.secret.as_deref(), role, material, proof)) {
-            self.tally.proofs_refused += 1;
-            self.end(REFUSED, "invalid auth: the cluster secrets of the two nodes differ");
-            return;
-        }
-        self.said.accept_proof();
-        self.phase = Phase::AwaitingHello;
-        match self.is_dialled() {
-            true => self.events.push(Event::Greet(self.id)),
-            // The acceptor says who it is once it wants to know the dialler: whoever has its hello is welcome.
-            false => self.say_proof(),
+        match self.greeter.hear_proof(&mut self.quic) {
+            None => {}
+            Some(false) => {
+                self.tally.proofs_refused += 1;
+                self.end(REFUSED, "invalid auth: the cluster secrets of the two nodes differ");
+            }
+            Some(true) => {
+                self.phase = Phase::AwaitingHello;
+                match self.is_dialled() {
+                    true => self.events.push(Event::Greet(self.id)),
+                    // The acceptor says who it is once it wants to know the dialler: whoever has its hello is welcome.
+                    false => self.say_proof(),
+                }
+            }
         }
     }
 
     /// What this endpoint says of itself.
     pub fn greet(&mut self, hello: &Hello) {
-        self.to_say.extend_from_slice(&greeting::encode(hello));
+        self.greeter.say_hello(hello);
     }
 
     fn take_hello(&mut self) {
-        self.hear();
-        match self.said.hello() {
+        match self.greeter.hear_hello(&mut self.quic) {
             None => {}
             Some(Err(reason)) => self.end(MALFORMED, reason),
             Some(Ok(hello)) => {
@@ -440,7 +414,7 @@ impl Link {
             Kind::Reply => {
                 let Some(call) = self.calls.remove(&header.request_id) else { return };
                 // What was reserved for us is handed back (C58).
-                self.bare(PING, Kind::Cancel, lane, header.request_id);
+                self.bare(Kind::Cancel, lane, header.request_id);
                 let _ = call.reply.send(Err(CallError::Unknown(format!("the reply of {}: {NO_ROOM}", self.peer))));
             }
             _ if self.is_dialled() => self.end(MALFORMED, "a request came on a connection that we dialled"),
@@ -489,7 +463,7 @@ impl Link {
                 let request_id = self.next_request;
                 self.next_request += 1;
                 // On the most urgent lane, or bulk of our own on its way would look like silence of the peer.
-                self.bare(PING, Kind::Request, Lane::Consensus, request_id);
+                self.bare(Kind::Request, Lane::Consensus, request_id);
             }
             Due::Dead => {
                 self.tally.silent += 1;
@@ -520,7 +494,11 @@ impl Link {
 
     /// Makes packets of what is to be said, as many as one send takes. Returns whether there may be more right away.
     pub fn transmit(&mut self, outbox: &mut Outbox, now: Instant) -> bool {
-        self.say();
+        if !self.has_ended() {
+            if let Err(error) = self.greeter.transmit(&mut self.quic) {
+                self.end(MALFORMED, &format!("the greeting cannot be written: {error:?}"));
+            }
+        }
         let bytes_max = self.quic.max_send_udp_payload_size().max(super::DATAGRAM_BYTES_MIN);
         let mut more = false;
         if self.is_open() && !self.queue.is_empty() {
@@ -548,16 +526,6 @@ impl Link {
         };
         self.quic_timer = self.quic.timeout().map(|after| now + after);
         !drained || (more && sent > 0)
-    }
-
-    fn say(&mut self) {
-        while !self.to_say.is_empty() && !self.has_ended() {
-            match self.quic.stream_send(0, &self.to_say, false) {
-                Ok(count @ 1..) => drop(self.to_say.drain(..count)),
-                Ok(_) | Err(quiche::Error::Done) => return,
-                Err(error) => self.end(MALFORMED, &format!("the greeting cannot be written: {error:?}")),
-            }
-        }
     }
 
     // The end.

@@ -8,14 +8,15 @@
 //! | file | what it is |
 //! |---|---|
 //! | `endpoint` | the socket's task, dialling, and `Transport` |
-//! | `link` | one connection: greeting, streams, calls |
+//! | `link` | one connection: its phases, streams and calls |
+//! | `greeter` | stream 0 of a connection: who has said what |
 //! | `liveness` | when a peer is asked whether it lives, and when it is dead |
 //! | `state` | all connections of an endpoint, and how packets find them |
 //! | `closing` | why connections end |
 //! | `frames` | from stream bytes to frames |
 //! | `intake` | what frames on their way in may take of memory |
 //! | `queue` | from frames to streams, lane by lane |
-//! | `greeting` | stream 0: proof and hello as bytes |
+//! | `greeting` | proof and hello as bytes |
 //! | `proof` | who knows the secret |
 //! | `tls` | certificates and QUIC's parameters |
 //! | `certificates` | whether files can be used, and until when |
@@ -33,6 +34,7 @@ mod endpoint;
 mod frames;
 #[doc(hidden)]
 pub mod fuzz;
+mod greeter;
 mod greeting;
 mod intake;
 mod link;

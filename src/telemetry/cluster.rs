@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use narad_shards::metrics::{Histogram, ShardMetrics};
+use narad_shards::histogram::Histogram;
+use narad_shards::metrics::ShardMetrics;
 use narad_shards::remote::OUTCOMES;
 
 use super::exposition::{Exposition, Kind};
@@ -93,7 +94,7 @@ fn render_calls(page: &mut Exposition, shards: &[ShardMetrics]) {
     for call in shards.iter().flat_map(|shard| &shard.calls) {
         let (sums, round_trip) = operations
             .entry(call.operation)
-            .or_insert_with(|| (Default::default(), narad_shards::metrics::coarse_histogram()));
+            .or_insert_with(|| (Default::default(), narad_shards::histogram::coarse_histogram()));
         sums.iter_mut().zip(call.outcomes).for_each(|(sum, more)| *sum += more);
         // Fails only where a table of that range cannot be addressed.
         let _ = round_trip.add(&call.round_trip_us);
@@ -194,8 +195,8 @@ mod tests {
     #[test]
     fn calls_of_all_shards_add_up_by_operation() {
         let calls = |micros| {
-            let mut round_trip_us = narad_shards::metrics::coarse_histogram();
-            narad_shards::metrics::record(&mut round_trip_us, micros);
+            let mut round_trip_us = narad_shards::histogram::coarse_histogram();
+            narad_shards::histogram::record(&mut round_trip_us, micros);
             let outcomes = [1, 0, 2, 0, 0];
             vec![narad_shards::remote::CallMetrics { operation: "commit", outcomes, round_trip_us }]
         };

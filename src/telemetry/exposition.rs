@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write};
 
-use narad_shards::metrics::Histogram;
+use narad_shards::histogram::Histogram;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn recorded_histograms_keep_their_counts() {
-        let mut recorded = narad_shards::metrics::histogram();
+        let mut recorded = narad_shards::histogram::histogram();
         for micros in [90, 900, 900, 5_000_000] {
             recorded.record(micros).expect("resizes");
         }

@@ -4,8 +4,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
+use narad_shards::histogram::Histogram;
 use narad_shards::log::{LogLatencies, LogMetrics};
-use narad_shards::metrics::{Histogram, PartitionMetrics, ShardMetrics};
+use narad_shards::metrics::ShardMetrics;
+use narad_shards::queue::PartitionMetrics;
 
 use super::exposition::{Exposition, Kind};
 use super::NodeMetrics;
@@ -396,8 +398,8 @@ mod tests {
 
     fn latencies(micros: u64) -> Box<LogLatencies> {
         let mut latencies = LogLatencies {
-            durable_write_us: narad_shards::metrics::histogram(),
-            read_back_us: narad_shards::metrics::histogram(),
+            durable_write_us: narad_shards::histogram::histogram(),
+            read_back_us: narad_shards::histogram::histogram(),
         };
         latencies.durable_write_us.record(micros).expect("resizes");
         Box::new(latencies)

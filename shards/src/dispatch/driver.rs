@@ -10,14 +10,15 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::core::{Action, CommitId, Core, Limits, TopicLife};
-use super::log::{log, log_line, log_read_error};
+use super::logging::{log, log_line, log_read_error};
 use super::notices::Notices;
-use super::{DispatchMetrics, ReadBack, ReadLimit, Source};
+use super::DispatchMetrics;
 use crate::api::{MetaCommand, MetaReply};
 use crate::meta::{Address, Destination, NodeId, Snapshot};
 use crate::peer::{Carrier, CommitBatch, CommitError, Committed, Reply, Request, Room};
 use crate::rt::sync::{Notified, Notify};
 use crate::rt::{self, Instant, Queue};
+use crate::wal::{ReadBack, ReadLimit, Source};
 
 /// What the dispatcher needs of its shard.
 pub trait Environment {

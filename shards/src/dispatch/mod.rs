@@ -4,18 +4,16 @@
 
 pub mod core;
 mod driver;
-mod log;
+mod logging;
 mod notices;
-mod source;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::core::Limits;
 pub use driver::{Dispatcher, Environment};
-pub use source::{ReadBack, ReadLimit, Source};
 
-use crate::metrics::{histogram, Histogram};
+use crate::histogram::{histogram, Histogram};
 
 /// Figures of one dispatcher since the process started. The backlog is the WAL's to tell: durable next sequence
 /// number minus stored checkpoint.

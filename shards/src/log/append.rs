@@ -8,8 +8,8 @@ use super::frame::{self, FrameCodec, FrameHead, FramePlan, FRAME_BYTES, HEAD_BYT
 use super::open::zero_out;
 use super::partition::{HwmFile, PartitionLog, Phase};
 use super::{hwm, Codec, LogLatencies};
+use crate::histogram::coarse_histogram;
 use crate::io::{AlignedBuf, Caching, File, Open, Slice, ALIGNMENT};
-use crate::metrics::coarse_histogram;
 use crate::peer::Record;
 use crate::rt;
 use crate::rt::sync::LockGuard;
@@ -315,8 +315,8 @@ impl PartitionLog {
         let latencies = state.metrics.latencies.get_or_insert_with(|| {
             Box::new(LogLatencies { durable_write_us: coarse_histogram(), read_back_us: coarse_histogram() })
         });
-        crate::metrics::record(&mut latencies.durable_write_us, write.as_micros() as u64);
-        crate::metrics::record(&mut latencies.read_back_us, read_back.as_micros() as u64);
+        crate::histogram::record(&mut latencies.durable_write_us, write.as_micros() as u64);
+        crate::histogram::record(&mut latencies.read_back_us, read_back.as_micros() as u64);
     }
 }
 

@@ -76,8 +76,6 @@ struct Held {
     /// What was found last, and of which log: most reads go on where the one before ended.
     last: Option<(u64, Rc<Extent>)>,
     bytes: usize,
-    hits: u64,
-    misses: u64,
 }
 
 /// Bounded in bytes, shared by all logs of a shard.
@@ -99,30 +97,19 @@ impl FrameCache {
         self.held.borrow().bytes
     }
 
-    /// Hits and misses since the start.
-    pub fn lookups(&self) -> (u64, u64) {
-        let held = self.held.borrow();
-        (held.hits, held.misses)
-    }
-
     /// The extent of `log` that holds `offset`.
     pub fn get(&self, log: u64, offset: u64) -> Option<Rc<Extent>> {
         let mut held = self.held.borrow_mut();
         if let Some((_, extent)) = held.last.as_ref().filter(|(of, extent)| *of == log && extent.holds(offset)) {
             let extent = extent.clone();
             extent.touched.set(true);
-            held.hits += 1;
             return Some(extent);
         }
         let found = held.extents.range((log, 0)..=(log, offset)).next_back().map(|(_, extent)| extent.clone());
         let found = found.filter(|extent| extent.holds(offset));
-        match &found {
-            Some(extent) => {
-                extent.touched.set(true);
-                held.last = Some((log, extent.clone()));
-                held.hits += 1;
-            }
-            None => held.misses += 1,
+        if let Some(extent) = &found {
+            extent.touched.set(true);
+            held.last = Some((log, extent.clone()));
         }
         found
     }

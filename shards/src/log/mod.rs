@@ -18,6 +18,7 @@ mod hwm;
 mod open;
 mod partition;
 mod read;
+mod records;
 mod recovery;
 mod retention;
 mod scan;
@@ -45,14 +46,15 @@ mod retention_tests;
 #[cfg(test)]
 mod tests_support;
 
+use crate::histogram::{coarse_histogram, Histogram};
 use crate::io::Slice;
-use crate::metrics::{coarse_histogram, Histogram};
 
 pub use cache::FrameCache;
 pub use combiner::{Combiner, CommitGate, Resolved, Standing};
 pub use directory::{DirectoryError, Mark, Marker, Retire, TopicDirectories, TopicEntry, TopicKind};
 pub use open::{closed_boundary, OpenError};
 pub use partition::PartitionLog;
+pub use records::{Records, RecordsHandle};
 pub use retention::FrontAge;
 pub use shared::LogShared;
 

@@ -10,11 +10,9 @@ use super::retention::{AtClose, Retention};
 use super::segment::SparseIndex;
 use super::shared::{LogShared, OpenLog};
 use super::space::Fill;
-use super::{hwm, LogMetrics, LogOptions, LogRecord, ReadError};
+use super::{hwm, LogMetrics, LogOptions};
+use crate::histogram::coarse_histogram;
 use crate::io::{Caching, Disk, File, Open, Slice};
-use crate::metrics::coarse_histogram;
-use crate::peer::LocalBoxFuture;
-use crate::queue::Records;
 use crate::rt::sync::{Lock, LockGuard};
 use crate::rt::{self, Instant, Queue};
 
@@ -372,7 +370,7 @@ impl PartitionLog {
         let mut state = self.inner.state.borrow_mut();
         let both = || Box::new([coarse_histogram(), coarse_histogram()]);
         let histograms = state.metrics.boundary_us.get_or_insert_with(both);
-        crate::metrics::record(&mut histograms[usize::from(written.is_err())], micros);
+        crate::histogram::record(&mut histograms[usize::from(written.is_err())], micros);
         written
     }
 
@@ -402,32 +400,5 @@ impl PartitionLog {
 
     pub(super) async fn enter(&self) -> LockGuard {
         self.inner.section.enter().await
-    }
-}
-
-impl Records for PartitionLog {
-    fn high_watermark(&self) -> u64 {
-        PartitionLog::high_watermark(self)
-    }
-
-    fn oldest(&self) -> u64 {
-        PartitionLog::oldest(self)
-    }
-
-    fn read(&self, offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>> {
-        let log = self.clone();
-        Box::pin(async move { log.read_one(offset).await })
-    }
-
-    fn read_cached(&self, offset: u64) -> Option<Result<LogRecord, ReadError>> {
-        PartitionLog::read_cached(self, offset)
-    }
-
-    fn next_readable(&self, offset: u64) -> u64 {
-        PartitionLog::next_readable(self, offset)
-    }
-
-    fn touch(&self) {
-        PartitionLog::touch(self);
     }
 }

@@ -8,8 +8,8 @@ use super::tests_support::{numbered, read_all, record, Bench};
 use super::{closed_boundary, frame, hwm, Codec, LogOptions, OpenError, ReadError};
 use crate::io::sim::SimDisk;
 use crate::io::ALIGNMENT;
+use crate::log::Records;
 use crate::peer::Committed;
-use crate::queue::Records;
 use crate::rt::sim;
 
 fn small() -> LogOptions {

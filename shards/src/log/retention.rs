@@ -13,8 +13,8 @@ use std::io;
 
 use super::partition::{PartitionLog, Phase, State};
 use super::segment::{self, SegmentHeader, DATA_START};
+use crate::histogram::coarse_histogram;
 use crate::io::{Caching, Open, ALIGNMENT};
-use crate::metrics::coarse_histogram;
 use crate::rt::sync::Lock;
 use crate::rt::{self, Instant};
 
@@ -163,7 +163,7 @@ impl PartitionLog {
         }
         let mut state = self.inner.state.borrow_mut();
         let passes = state.metrics.retention_us.get_or_insert_with(|| Box::new(coarse_histogram()));
-        crate::metrics::record(passes, (rt::now() - started).as_micros() as u64);
+        crate::histogram::record(passes, (rt::now() - started).as_micros() as u64);
     }
 
     fn stopped(&self) -> bool {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::tests_support::{numbered, read_all, Bench};
 use super::{FrontAge, LogOptions, ReadError};
 use crate::io::sim::{Fault, NthCall, Op, SimDisk, Survival};
-use crate::queue::Records;
+use crate::log::Records;
 use crate::rt::{self, sim};
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -16,8 +16,7 @@ use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use super::inflight::Range;
-use super::position::{self, Position, Slots, AHEAD_FILE, AHEAD_FILE_BYTES, OFFSET_FILE};
+use super::position::{self, Position, Range, Slots, AHEAD_FILE, AHEAD_FILE_BYTES, OFFSET_FILE};
 use super::position_io::{prime, read_up_to, slot_of};
 use crate::io::{Caching, Disk, File, Open, Slice};
 use crate::meta::{Destination, Incarnation};

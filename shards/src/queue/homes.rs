@@ -11,9 +11,8 @@ use super::shard_queues::{answer_all, Home, ShardQueues};
 use super::tokens::HOLD;
 use super::topic::{pause_for_snapshot, serving_shards};
 use crate::api::ConsumeError;
-use crate::meta::{Address, Destination, Incarnation, NodeId, ShardId, Snapshot};
+use crate::meta::{Address, Destination, Incarnation, NodeId, PeerBook, ShardId, Snapshot};
 use crate::peer::{Reply, Request, Take, Token, WaiterId};
-use crate::remote::PeerBook;
 use crate::rt::sync::oneshot;
 use crate::rt::{self, Queue};
 

@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use super::position::Position;
+use super::position::{Position, Range};
 use crate::rt::Instant;
 
 /// What a topic allows per partition. The caps may change at any time (C13), the timeout never does.
@@ -55,19 +55,6 @@ pub struct Overtaken {
     pub to: u64,
     /// Offsets passed over that nobody had settled: data no consumer will see (C61).
     pub unsettled: u64,
-}
-
-/// A half-open range of offsets, `start < end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    pub start: u64,
-    pub end: u64,
-}
-
-impl Range {
-    pub fn count(&self) -> u64 {
-        self.end - self.start
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

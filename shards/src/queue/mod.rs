@@ -26,6 +26,7 @@ mod held;
 mod home;
 mod homes;
 mod inflight;
+mod metrics;
 mod partition;
 mod position;
 mod position_io;
@@ -37,37 +38,12 @@ mod unload;
 mod vitals;
 mod waiters;
 
-use std::rc::Rc;
-
-use crate::log::{LogRecord, ReadError};
-use crate::peer::LocalBoxFuture;
-
 pub use committer::{Committer, CommitterOptions, Stored};
 pub use consumer::Consumer;
-pub use inflight::Range;
-pub use position::{Position, AHEAD_FILE, AHEAD_FILE_BYTES};
-pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, QueueMetrics, ShardQueues};
+pub use metrics::{PartitionMetrics, QueueMetrics};
+pub use position::{Position, Range, AHEAD_FILE, AHEAD_FILE_BYTES};
+pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, ShardQueues};
 pub use vitals::QueueVitals;
-
-/// What the queue needs of a partition's log. `log` implements it; tests have their own.
-pub trait Records {
-    /// Exclusive upper bound of what may be read.
-    fn high_watermark(&self) -> u64;
-    /// Lowest retained offset.
-    fn oldest(&self) -> u64;
-    fn read(&self, offset: u64) -> LocalBoxFuture<'static, Result<LogRecord, ReadError>>;
-    /// The answer of `read`, when it takes no disk. Allocates nothing: most deliveries are answered so.
-    fn read_cached(&self, _offset: u64) -> Option<Result<LogRecord, ReadError>> {
-        None
-    }
-    /// The next offset at or after `offset` that may hold a readable record: lets a consumer step over a permanent
-    /// gap at once instead of offset by offset.
-    fn next_readable(&self, offset: u64) -> u64;
-    /// A consumer looks at the records: they are not idle (S81).
-    fn touch(&self) {}
-}
-
-pub type RecordsHandle = Rc<dyn Records>;
 
 #[cfg(test)]
 mod tests;

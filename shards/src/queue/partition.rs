@@ -5,16 +5,16 @@ use std::rc::Rc;
 
 use super::committer::{PositionSource, Tracked};
 use super::held::Held;
-use super::inflight::{Bounds, InFlight, Limits, Range};
-use super::position::Position;
+use super::inflight::{Bounds, InFlight, Limits};
+use super::position::{Position, Range};
 use super::shard_queues::{ConsumerState, ParkReply};
 use super::topic::TopicQueue;
 use super::waiters::Waiters;
-use super::RecordsHandle;
+use super::PartitionMetrics;
 use crate::api::{ConsumeError, Delivery, ReadAt, Settle, SettleMode, SettleStatus};
+use crate::log::RecordsHandle;
 use crate::log::{LogRecord, ReadError};
 use crate::meta::Destination;
-use crate::metrics::PartitionMetrics;
 use crate::peer::{Take, WaiterId};
 use crate::rt::{self, Instant, Queue};
 

@@ -5,7 +5,6 @@
 //! A sync that succeeds swaps the roles (C72). A power cut can tear the window and nothing else, and the anchor then
 //! answers (C73). `consumer.offset` holds the frontier alone and may trail (C77); readers take the larger (C78).
 
-use super::inflight::Range;
 use crate::le::{get_u16, get_u32, get_u64};
 use crate::meta::Incarnation;
 
@@ -32,6 +31,19 @@ const BITMAP_SPAN: u64 = BODY_BYTES_MAX as u64 * 8;
 
 const ENCODING_BITMAP: u16 = 0;
 const ENCODING_RANGES: u16 = 1;
+
+/// A half-open range of offsets, `start < end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    pub start: u64,
+    pub end: u64,
+}
+
+impl Range {
+    pub fn count(&self) -> u64 {
+        self.end - self.start
+    }
+}
 
 /// Frontier and acked ranges above it: ascending, disjoint, none touching the frontier or its neighbour.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use super::inflight::Range;
-use super::position::{self, Slots, AHEAD_FILE_BYTES, SLOT_BYTES};
+use super::position::{self, Range, Slots, AHEAD_FILE_BYTES, SLOT_BYTES};
 use crate::io::{AlignedBuf, Caching, Disk, File, Open, Slice};
 use crate::meta::Incarnation;
 

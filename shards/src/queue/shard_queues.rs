@@ -14,12 +14,11 @@ use super::partition::PartitionQueue;
 use super::sweep::Sweeper;
 use super::topic::TopicQueue;
 use super::unload::Unloaded;
-use super::RecordsHandle;
+use super::{PartitionMetrics, QueueMetrics};
 use crate::api::{ConsumeError, Delivery, Settle, SettleMode, SettleStatus};
-use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
-use crate::metrics::{histogram, Histogram, PartitionMetrics};
+use crate::log::RecordsHandle;
+use crate::meta::{Address, Destination, Incarnation, PeerBook, ShardId, Snapshot};
 use crate::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take, WaiterId};
-use crate::remote::PeerBook;
 use crate::rt;
 use crate::rt::sync::Sender;
 
@@ -51,33 +50,6 @@ pub struct ConsumerState {
     pub frontier: u64,
     pub leased: u64,
     pub acked_ahead: u64,
-}
-
-/// How consumes of this shard's clients ended (C100); times in microseconds.
-#[derive(Clone, Debug)]
-pub struct QueueMetrics {
-    pub consumes_empty: u64,
-    /// Waiters parked on this shard: as the topic's home, or pinned to its partitions.
-    pub parked: u64,
-    /// Age of the oldest ack that is not in the page cache yet (D16).
-    pub oldest_unwritten: Duration,
-    pub wait_hit: Histogram,
-    pub wait_timeout: Histogram,
-    /// Deliveries of partitions that are no longer served here.
-    pub delivered_before: u64,
-}
-
-impl Default for QueueMetrics {
-    fn default() -> Self {
-        QueueMetrics {
-            consumes_empty: 0,
-            parked: 0,
-            oldest_unwritten: Duration::ZERO,
-            wait_hit: histogram(),
-            wait_timeout: histogram(),
-            delivered_before: 0,
-        }
-    }
 }
 
 pub(super) type Home = Rc<RefCell<HomeTopic<ParkReply>>>;
@@ -473,7 +445,7 @@ impl ShardQueues {
         let mut metrics = self.metrics.borrow_mut();
         metrics.consumes_empty += u64::from(!hit);
         let waits = if hit { &mut metrics.wait_hit } else { &mut metrics.wait_timeout };
-        crate::metrics::record(waits, u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
+        crate::histogram::record(waits, u64::try_from(waited.as_micros()).unwrap_or(u64::MAX));
     }
 }
 

@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use super::partition::PartitionQueue;
 use super::shard_queues::{ConsumerState, ShardQueues};
+use super::PartitionMetrics;
 use crate::meta::{Destination, ShardId, Snapshot};
-use crate::metrics::PartitionMetrics;
 
 #[derive(Default)]
 pub(super) struct Unloaded {

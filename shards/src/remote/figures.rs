@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::metrics::{self, Histogram};
+use crate::histogram::{self, Histogram};
 use crate::peer::Request;
 
 /// How calls ended, as operators read it.
@@ -71,12 +71,12 @@ impl CallKind {
 impl Calls {
     pub fn count(&mut self, CallKind(index): CallKind, outcome: CallOutcome, took: Duration) {
         let metrics = self.of[index].get_or_insert_with(|| {
-            let round_trip_us = metrics::coarse_histogram();
+            let round_trip_us = histogram::coarse_histogram();
             Box::new(CallMetrics { operation: OPERATIONS[index], outcomes: Default::default(), round_trip_us })
         });
         metrics.outcomes[outcome as usize] += 1;
         if matches!(outcome, CallOutcome::Ok | CallOutcome::Rejected) {
-            metrics::record(&mut metrics.round_trip_us, took.as_micros() as u64);
+            histogram::record(&mut metrics.round_trip_us, took.as_micros() as u64);
         }
     }
 

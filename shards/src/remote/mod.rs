@@ -15,12 +15,11 @@ pub mod sim;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::meta::{NodeId, ShardId};
+use crate::meta::ShardId;
 use crate::peer::LocalBoxFuture;
 use crate::wire::{Incoming, Outgoing};
 
@@ -28,38 +27,6 @@ pub use carrier::RemoteCarrier;
 pub use credit::Credit;
 pub use figures::{CallMetrics, OUTCOMES};
 pub use service::RemoteService;
-
-/// Everything a shard knows of the other nodes at one instant. Replaced as a whole by the control thread.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PeerBook {
-    pub version: u64,
-    /// This node's name, as its peers know it.
-    pub me: Arc<str>,
-    /// This process (E39). A token carries it, so that a restarted node is never called back for its former life.
-    pub boot_id: u64,
-    /// This node's number in the metadata, beside [`NodeId::LOCAL`]: what peers call it.
-    pub number: NodeId,
-    pub peers: BTreeMap<NodeId, Peer>,
-}
-
-impl PeerBook {
-    /// Membership's word. A node that the book lacks is believed to live only while there is no book yet.
-    pub fn is_alive(&self, node: NodeId) -> bool {
-        node == NodeId::LOCAL || self.peers.get(&node).map_or(self.version == 0, |peer| peer.alive)
-    }
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peer {
-    pub name: Arc<str>,
-    /// Membership's word; not whether a connection is up.
-    pub alive: bool,
-    /// Of the process that said hello last; 0 before the first hello. Routes and averages of another one are void (E43).
-    pub boot_id: u64,
-    pub control_addr: SocketAddr,
-    /// One a shard, as the peer told it (E39). Empty before the first hello.
-    pub shard_addrs: Arc<[SocketAddr]>,
-}
 
 /// A connection, as long as it lives; never used twice in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

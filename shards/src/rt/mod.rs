@@ -4,6 +4,7 @@
 //! A runtime is entered once per thread; every function here acts on the runtime of the calling thread.
 //! Nothing in this crate uses another executor, timer, channel or clock.
 
+mod metrics;
 #[cfg(test)]
 mod queue_tests;
 pub mod ring;
@@ -30,6 +31,7 @@ use std::time::Duration;
 
 use crate::spsc::Doorbell;
 
+pub use metrics::RuntimeMetrics;
 pub use several::{all, first_of};
 pub use sleep::{sleep, sleep_until, submitted, timeout, yield_now, Elapsed, Sleep};
 pub use spin::{Spin, DRIVE_SPIN};

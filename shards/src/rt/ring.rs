@@ -25,9 +25,10 @@ use super::ring_os::{allowed_cpus, cut_to, monotonic_nanos, os_seed, pin_to};
 use super::ring_task::{Local, Shared, Task, TaskWaker, Tasks, LOCAL};
 use super::spin::{Patience, Spin};
 use super::{Inbox, Instant, LocalFuture, Queue, Runtime, TimerId};
+use crate::histogram::Histogram;
 use crate::io::ring::{Listener, Ring, RingDisk, RingSizes, Udp};
 use crate::io::{ChunkPool, Disk};
-use crate::metrics::{Histogram, RuntimeMetrics};
+use crate::rt::RuntimeMetrics;
 use crate::spsc::Doorbell;
 
 /// A queue that still has runnable tasks gives way after that long, so that I/O and the other queues go on.

@@ -214,11 +214,6 @@ impl Sim {
         self.state.tasks.borrow().len()
     }
 
-    /// Tasks of one node: 0 after a kill, and after a clean stop if nothing was left behind.
-    pub fn tasks_of(&self, node: NodeTag) -> usize {
-        self.state.tasks.borrow().values().filter(|task| task.node == node).count()
-    }
-
     /// Drops every task where it stands, with what they start while they are dropped. For a simulation that ended in
     /// a panic: its tasks hold the simulation, which holds them.
     pub fn abandon(&self) {

@@ -60,13 +60,6 @@ pub struct Receiver<T> {
     state: Rc<RefCell<OneshotState<T>>>,
 }
 
-impl<T> Receiver<T> {
-    /// Takes the value if it has already been sent.
-    pub fn try_take(&mut self) -> Option<T> {
-        self.state.borrow_mut().value.take()
-    }
-}
-
 impl<T> Future for Receiver<T> {
     type Output = Option<T>;
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<T>> {

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use super::Shard;
 use crate::api::{OwnerLiveness, PartitionReport, PartitionStats};
-use crate::meta::{Address, Destination, NodeId, TopicMeta};
+use crate::meta::{Address, Destination, NodeId, PeerBook, TopicMeta};
 use crate::peer::{Reply, Request};
-use crate::remote::PeerBook;
 use crate::rt;
 
 /// How long an owner is waited for.

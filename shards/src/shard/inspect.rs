@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use super::{staging_bytes, Inner, Shard};
-use crate::dispatch::{Dispatcher, Source};
+use crate::dispatch::Dispatcher;
 use crate::meta::Destination;
+use crate::wal::Source;
 use crate::wal::Wal;
 
 /// One WAL directory and its dispatcher.

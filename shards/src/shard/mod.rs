@@ -28,12 +28,12 @@ use std::time::Duration;
 use crate::dispatch::{Dispatcher, Environment, Limits};
 use crate::io::{Disk, FillBudget};
 use crate::log::{LogOptions, LogShared, TopicDirectories};
-use crate::meta::{Address, NodeId, ShardId, Snapshot};
-use crate::metrics::{RuntimeMetrics, ShardMetrics, ShardVitals};
+use crate::meta::{Address, NodeId, PeerBook, ShardId, Snapshot};
+use crate::metrics::{ShardMetrics, ShardVitals};
 use crate::peer::{Carrier, Reply, Request};
 use crate::queue::{Committer, CommitterOptions, ShardQueues};
-use crate::remote::PeerBook;
 use crate::rt::sync::{Lock, Notify};
+use crate::rt::RuntimeMetrics;
 use crate::rt::{self, Queue};
 use crate::wal::{Mode, Wal, WalOptions};
 

@@ -12,8 +12,8 @@ use super::{Inner, KeyedLocks, QueueSide};
 use crate::api::ConsumeError;
 use crate::log::{Combiner, CommitGate, LogMetrics, LogShared, Marker, PartitionLog, Resolved, Standing, TopicKind};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
-use crate::metrics::PartitionMetrics;
 use crate::peer::{Carrier, CommitError, LocalBoxFuture};
+use crate::queue::PartitionMetrics;
 use crate::queue::{Opened, QueueEnvironment, AHEAD_FILE, AHEAD_FILE_BYTES};
 use crate::rt::{self, Instant};
 

@@ -5,8 +5,8 @@ use std::rc::Rc;
 use super::Inner;
 use crate::api::PartitionStats;
 use crate::meta::{Address, Destination, Incarnation};
-use crate::metrics::RuntimeMetrics;
 use crate::peer::{CommitBatch, CommitError, Committed, Reply, Request};
+use crate::rt::RuntimeMetrics;
 
 impl Inner {
     pub(super) async fn handle(self: &Rc<Self>, request: Request) -> Reply {

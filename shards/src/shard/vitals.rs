@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use super::{staging_bytes, Inner};
-use crate::metrics::{histogram, Histogram, Latency, RuntimeMetrics, ShardVitals};
+use crate::histogram::{histogram, Histogram};
+use crate::metrics::{Latency, ShardVitals};
+use crate::rt::RuntimeMetrics;
 use crate::rt::{self, Instant};
 
 /// Whoever asks sooner gets the figures of the window before: however many watch, all see the same ones.

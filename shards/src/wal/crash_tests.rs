@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use super::test_support::*;
 use super::*;
-use crate::dispatch::{ReadLimit, Source};
 use crate::io::sim::{DiskOptions, FaultRates, SimDisk};
 use crate::rt::sim::{Rng, Sim};
 

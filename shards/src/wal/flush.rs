@@ -72,9 +72,9 @@ impl Inner {
                 metrics.groups += 1;
                 metrics.records += group.records;
                 metrics.bytes_written += group.bytes;
-                crate::metrics::record(&mut metrics.group_records, group.records);
+                crate::histogram::record(&mut metrics.group_records, group.records);
                 let micros = (now - group.submitted_at).as_micros();
-                crate::metrics::record(&mut metrics.flush_us, u64::try_from(micros).unwrap_or(u64::MAX));
+                crate::histogram::record(&mut metrics.flush_us, u64::try_from(micros).unwrap_or(u64::MAX));
             });
             if state.staging.durable_next == before {
                 return false; // an earlier group is still on its way, or the log has failed

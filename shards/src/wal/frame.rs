@@ -76,8 +76,8 @@ pub(crate) fn generation_seed(generation: u64) -> u32 {
     crc32c::crc32c(&generation.to_le_bytes())
 }
 
-pub(crate) fn round_up(value: u64, unit: u64) -> u64 {
-    value.next_multiple_of(unit)
+pub(crate) fn round_up_to_block(bytes: u64) -> u64 {
+    bytes.next_multiple_of(BLOCK_BYTES)
 }
 
 /// Bytes that a record takes in a group, its padding included; `None` when a length does not fit its field or the

@@ -1,6 +1,6 @@
 //! Figures of one WAL, and its state at the moment of the copy.
 
-use crate::metrics::{histogram, Histogram};
+use crate::histogram::{histogram, Histogram};
 
 /// Figures of one WAL directory since the process started. Gauges are as of the copy.
 #[derive(Clone, Debug)]

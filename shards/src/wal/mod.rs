@@ -19,6 +19,7 @@ mod outcome;
 mod read;
 mod recovery;
 mod segment;
+mod source;
 mod staging;
 
 #[cfg(test)]
@@ -27,6 +28,8 @@ mod crash_tests;
 mod open_tests;
 #[cfg(test)]
 mod ring_tests;
+#[cfg(test)]
+mod segment_tests;
 #[cfg(test)]
 mod test_support;
 #[cfg(test)]
@@ -42,6 +45,7 @@ use std::rc::Rc;
 pub use error::{AppendError, WalOpenError};
 pub use frame::NewWalRecord;
 pub use metrics::WalMetrics;
+pub use source::{ReadBack, ReadLimit, Source};
 
 use crate::io::{ChunkPool, Disk, File, FillBudget};
 use crate::meta::Incarnation;

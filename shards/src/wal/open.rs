@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use super::ahead::Ahead;
 use super::checkpoint::{self, Checkpoint, Note, Start, CHECKPOINT_BYTES};
-use super::frame::{round_up, BLOCK_BYTES};
+use super::frame::{round_up_to_block, BLOCK_BYTES};
 use super::header::{Header, HeaderFault, State as SegmentState};
 use super::keeper::CheckpointState;
 use super::recovery::{Depth, Scan, Step, Tail, Walk, Window};
@@ -243,7 +243,7 @@ async fn recover(folder: &Folder, found: &Found, dispatch_from: u64) -> Result<(
             }
             return Err(corrupt(segment, walk.at, Some(walk.next_seq), why));
         }
-        segment.tail.set(round_up(walk.at, BLOCK_BYTES));
+        segment.tail.set(round_up_to_block(walk.at));
     }
     // N2: nothing may be dispatched that the dead process wrote but a power cut would still take.
     let file = last.open_file().map_err(WalOpenError::io(&last.path, "open"))?;
@@ -263,7 +263,7 @@ async fn recover(folder: &Folder, found: &Found, dispatch_from: u64) -> Result<(
         );
         folder.erase(last, tail.cut, tail.erase_to).await.map_err(WalOpenError::io(&last.path, "cut"))?;
     }
-    last.tail.set(round_up(tail.cut, BLOCK_BYTES));
+    last.tail.set(round_up_to_block(tail.cut));
     Ok((tail.next_seq, tail.erase_to - tail.cut))
 }
 

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::test_support::*;
 use super::*;
-use crate::dispatch::Source;
 use crate::io::sim::{Fault, NthCall, Op, SimDisk, Survival};
 use crate::io::{Caching, Open, Slice};
 use crate::rt::sim::{run, Sim};

@@ -4,7 +4,7 @@
 //! behind and judges whether a power cut explains what is there (E8): a torn tail is cut, anything else is
 //! corruption, which the operator must see.
 
-use super::frame::{generation_seed, round_up, Head, HeadFault, BLOCK_BYTES, FRAME_ALIGNMENT, HEAD_BYTES};
+use super::frame::{generation_seed, round_up_to_block, Head, HeadFault, BLOCK_BYTES, FRAME_ALIGNMENT, HEAD_BYTES};
 use super::frame::{CHUNK_BYTES, WRITE_WINDOW_BYTES};
 
 /// A stretch of the segment file.
@@ -73,7 +73,7 @@ impl Walk {
             return step;
         }
         // The group ended before the block did: the next one starts on a block.
-        self.try_at(round_up(self.at, BLOCK_BYTES), window, depth)
+        self.try_at(round_up_to_block(self.at), window, depth)
     }
 
     fn try_at(&mut self, at: u64, window: Window<'_>, depth: Depth) -> Step {
@@ -158,7 +158,7 @@ impl Scan {
 
     /// Looks at the next stretch, from `at` on. `Ok(None)`: go on with a window that starts at the block of `at`.
     pub fn step(&mut self, window: Window<'_>) -> Result<Option<Tail>, Corruption> {
-        let block_end = round_up(self.cut, BLOCK_BYTES);
+        let block_end = round_up_to_block(self.cut);
         while self.at + HEAD_BYTES as u64 <= self.segment_bytes {
             let Some(frame) = window.at_least(self.at, HEAD_BYTES) else {
                 return if window.end() < self.segment_bytes { Ok(None) } else { Ok(Some(self.verdict())) };
@@ -212,7 +212,7 @@ impl Scan {
 
     fn verdict(&self) -> Tail {
         let torn = self.found_to > self.cut || self.torn_block;
-        let erase_to = if torn { round_up(self.found_to.max(self.cut + 1), BLOCK_BYTES) } else { self.cut };
+        let erase_to = if torn { round_up_to_block(self.found_to.max(self.cut + 1)) } else { self.cut };
         Tail {
             next_seq: self.damaged_seq,
             cut: self.cut,

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::test_support::*;
 use super::*;
-use crate::dispatch::Source;
 use crate::rt::ring_tests::{run, scratch};
 use crate::rt::Queue;
 

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::frame::{self, round_up, Head, NewWalRecord, BLOCK_BYTES, CHUNK_BYTES, WRITE_WINDOW_BYTES};
+use super::frame::{self, round_up_to_block, Head, NewWalRecord, BLOCK_BYTES, CHUNK_BYTES, WRITE_WINDOW_BYTES};
 use super::outcome::Outcome;
 use super::segment::Segment;
 use super::AppendError;
@@ -39,7 +39,7 @@ struct Placement {
 
 impl Cursor {
     fn fits_segment(&self, padded: usize) -> bool {
-        self.offset + round_up((self.used + padded) as u64, BLOCK_BYTES) <= self.segment_bytes
+        self.offset + round_up_to_block((self.used + padded) as u64) <= self.segment_bytes
     }
 
     fn close(&mut self) {
@@ -193,7 +193,7 @@ impl Staging {
         let mut plan = Plan { chunks: 0, rolls: 0 };
         for record in records {
             let padded = frame::padded_bytes(record).ok_or(AppendError::TooLarge)?;
-            if BLOCK_BYTES + round_up(padded as u64, BLOCK_BYTES) > segment_bytes {
+            if BLOCK_BYTES + round_up_to_block(padded as u64) > segment_bytes {
                 return Err(AppendError::TooLarge);
             }
             let placement = cursor.place(padded, segment_bytes);

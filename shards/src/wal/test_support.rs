@@ -2,9 +2,9 @@
 //! collects.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::*;
-use crate::dispatch::{ReadLimit, Source};
 use crate::io::sim::SimDisk;
 
 pub(crate) const STORE: u64 = 0x5707e;
@@ -73,6 +73,12 @@ pub(crate) async fn append(wal: &Wal, ids: Range<u64>, bytes: usize) -> Result<R
     let payloads: Vec<Vec<u8>> = ids.clone().map(|id| payload(id, bytes)).collect();
     let records: Vec<NewWalRecord<'_>> = ids.zip(&payloads).map(|(id, payload)| new_record(id, payload)).collect();
     wal.append(&records).await
+}
+
+/// Tells the WAL that everything is dispatched, and waits until that is on disk.
+pub(crate) async fn dispatch_all(wal: &Wal) {
+    wal.store_checkpoint(wal.durable_next());
+    rt::sleep(Duration::from_millis(300)).await;
 }
 
 /// Everything from `from` on, checked, from disk.

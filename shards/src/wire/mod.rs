@@ -18,16 +18,12 @@ use std::time::Duration;
 
 use crate::io::{AlignedBuf, Slice};
 
-/// Numbers of the operations. Only ever appended.
+/// Numbers of the operations, as the specification lists them (E42). Only ever appended. A number that is missing here is
+/// one that no node sends.
 pub mod operation {
     pub const PRODUCE: u16 = 1;
     pub const CONSUME: u16 = 2;
-    pub const CREATE_TOPIC: u16 = 4;
-    pub const ALTER_TOPIC: u16 = 5;
-    pub const DELETE_TOPIC: u16 = 6;
-    pub const PURGE_TOPIC: u16 = 7;
     pub const PARTITION_STATS: u16 = 8;
-    pub const REGISTER_MEMBER: u16 = 9;
     pub const COMMIT_PRODUCE: u16 = 10;
     pub const COMMIT_PRODUCE_BATCH: u16 = 11;
     pub const GET_TOPIC: u16 = 20;
@@ -103,6 +99,19 @@ impl Outgoing {
             budget_ms: u32::try_from(self.budget.as_millis()).unwrap_or(u32::MAX),
             credit_bytes: self.credit_bytes,
         })
+    }
+
+    /// The frame as its receiver has it; `None` as for [`Outgoing::header`]. For networks in memory.
+    pub fn arrived(&self, kind: Kind, request_id: u64) -> Option<Incoming> {
+        let header = self.header(kind, request_id)?;
+        let mut body = AlignedBuf::zeroed(header.body_bytes());
+        body.truncate(header.body_bytes());
+        let mut at = 0;
+        for piece in std::iter::once(&self.archive).chain(&self.payload) {
+            body[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        }
+        Some(Incoming::new(header, body))
     }
 }
 

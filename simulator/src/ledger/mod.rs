@@ -2,99 +2,23 @@
 //! all of it must obey. Pure: no clock, no broker. What cannot be decided from outside is never a violation.
 
 mod consume;
+mod counts;
 mod inside;
+mod rules;
+mod topics;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
-use narad_shards::meta::{Incarnation, NodeId, Snapshot, TopicMeta};
+use narad_shards::meta::Incarnation;
 use narad_shards::rt::Instant;
 
 use crate::broker::End;
 use crate::message::Content;
-use crate::metadata::owner_of;
 
-/// The rule that was broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rule {
-    /// D1, D10: answered 202, never acked, never delivered once all was at rest.
-    Lost,
-    /// D1: a copy that was seen, was not acked and did not come back.
-    Stuck,
-    /// D3: two live leases on one stored copy.
-    DoubleLease,
-    /// D5, D16 to D18: an acked copy came back without a crash that explains it.
-    AckUndone,
-    /// D8: an ack, nack or extend of a lease that had ended was accepted.
-    LateSettleAccepted,
-    /// C20, C21: a settle of a live lease was refused.
-    LiveLeaseRefused,
-    /// D9, S63: bytes or times that were never produced, or that changed.
-    WrongBytes,
-    /// D13: answered 429, 503 or 4xx, and delivered.
-    RefusedDelivered,
-    /// N13, N14: a record of another incarnation, or of one that was deleted before.
-    OtherIncarnation,
-    /// S27: one offset, two records.
-    OffsetReused,
-    /// 1.2: a second stored copy without a fault that explains it.
-    Duplicate,
-    /// A pinned record on another partition without a fault that explains it.
-    Misplaced,
-    /// S30, S46: the high watermark went back, or beyond what is durable.
-    Watermark,
-    /// C4, C5, D19: the frontier beyond the watermark, beyond an unsettled record, or going back without a crash.
-    Frontier,
-    /// The checkpoint passed a record that was not done.
-    Checkpoint,
-    /// D10: the backlog gauge is not what a restart would dispatch again.
-    Backlog,
-    /// E1: an answer depends on a file whose name is not durable.
-    Unnamed,
-    /// S24: commit times going back along a partition.
-    CommitTime,
-    /// E20, E22: more memory than allowed.
-    Memory,
-    /// S59, S63: the node does not start although the disk is in order.
-    Refusal,
-    /// E11, S38: latched or poisoned although the disk is in order.
-    Latched,
-    /// S93, S94: a stored record could not be read although the disk is in order.
-    Unreadable,
-    /// S71: retention took a record that was not old enough.
-    TooYoung,
-    /// Nothing moved any more.
-    Stalled,
-    /// A process that has ended still holds memory.
-    Leak,
-    /// K22: two nodes serve one partition.
-    TwoOwners,
-    /// Two leaders of one term.
-    TwoLeaders,
-    /// K14: two replicas differ after the same entry.
-    Diverged,
-    /// K16, E36: a node goes on from files of the past.
-    OldFiles,
-    /// Healed, and the cluster does not become whole.
-    NotReady,
-    /// One seed, two histories.
-    Determinism,
-    /// The code under test panicked.
-    Panic,
-}
-
-#[derive(Clone, Debug)]
-pub struct Violation {
-    pub rule: Rule,
-    pub text: String,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}: {}", self.rule, self.text)
-    }
-}
+pub use counts::Counts;
+pub use rules::{Rule, Violation};
+use topics::{Owners, Topic};
 
 /// What the seed allows.
 #[derive(Clone, Copy, Debug)]
@@ -170,22 +94,6 @@ struct Copy {
     exposed: bool,
 }
 
-struct Topic {
-    name: String,
-    visibility: Duration,
-    /// 0: for ever.
-    retention_ms: u64,
-    created: Instant,
-    /// From the first attempt to delete it on, nothing of it is owed.
-    delete_started: Option<Instant>,
-    /// By node: from then on it knows that the topic is gone.
-    gone: Vec<Option<Instant>>,
-    /// By node: it has known the topic.
-    known: Vec<bool>,
-    /// Version of the first snapshot that had it.
-    version: u64,
-}
-
 #[derive(Clone, Copy, Default)]
 struct PartitionSeen {
     high_watermark: u64,
@@ -217,41 +125,6 @@ pub struct Ledger {
     pub counts: Counts,
 }
 
-/// Which node owns a partition.
-enum Owners {
-    /// As [`owner_of`] deals them out over so many.
-    Dealt(usize),
-    /// As the nodes say themselves.
-    Told(BTreeMap<(Incarnation, u32), usize>),
-}
-
-impl Owners {
-    fn of(&self, id: CopyId) -> usize {
-        match self {
-            Owners::Dealt(nodes) => owner_of(id.0, id.1, *nodes),
-            // Nobody has seen a record of a partition before its owner knew that it is its own.
-            Owners::Told(told) => told.get(&(id.0, id.1)).copied().unwrap_or(0),
-        }
-    }
-}
-
-/// How much a run has exercised: an empty run proves nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
-    pub accepted: u64,
-    pub refused: u64,
-    pub unknown: u64,
-    pub delivered: u64,
-    pub acked: u64,
-    pub acks_undone: u64,
-    pub duplicates: u64,
-    pub excused: u64,
-    pub ends: u64,
-    /// Of whole nodes: terms with a leader, and old files that came back.
-    pub terms: u64,
-    pub old_files: u64,
-}
-
 impl Ledger {
     /// `whole`: nodes hear of topics and owners from their own metadata, see [`Ledger::comes`] and [`Ledger::seen_by`].
     pub fn new(allowances: Allowances, nodes: usize, whole: bool) -> Ledger {
@@ -279,90 +152,6 @@ impl Ledger {
     pub fn violate(&mut self, at: Instant, rule: Rule, text: String) {
         self.note(at, format!("!!! {rule:?}: {text}"));
         self.violations.push(Violation { rule, text });
-    }
-
-    // ---- what the operator did ----
-
-    pub fn topic_created(&mut self, meta: &TopicMeta, started: Instant) {
-        if self.topics.contains_key(&meta.incarnation) {
-            return;
-        }
-        let (name, incarnation, retention_ms) = (&meta.name, meta.incarnation, meta.retention_ms);
-        let visibility = Duration::from_millis(meta.visibility_timeout_ms);
-        let text =
-            format!("topic {name} created as {incarnation}, visibility {visibility:?}, retention {retention_ms} ms");
-        self.note(started, text);
-        let nodes = self.boots.len();
-        let topic = Topic {
-            name: name.to_string(),
-            visibility,
-            retention_ms,
-            created: started,
-            delete_started: None,
-            gone: vec![None; nodes],
-            known: vec![!self.is_whole(); nodes],
-            version: u64::MAX,
-        };
-        self.topics.insert(incarnation, topic);
-    }
-
-    fn is_whole(&self) -> bool {
-        matches!(self.owners, Owners::Told(_))
-    }
-
-    pub fn delete_started(&mut self, incarnation: Incarnation, at: Instant) {
-        self.note(at, format!("delete {incarnation}"));
-        if let Some(topic) = self.topics.get_mut(&incarnation) {
-            topic.delete_started.get_or_insert(at);
-        }
-    }
-
-    pub fn delete_answered(&mut self, incarnation: Incarnation, at: Instant) {
-        self.note(at, format!("deleted {incarnation}"));
-        let told_all = !self.is_whole();
-        if let Some(topic) = self.topics.get_mut(&incarnation).filter(|_| told_all) {
-            for gone in &mut topic.gone {
-                gone.get_or_insert(at);
-            }
-        }
-    }
-
-    /// The shards of a whole node are about to see this.
-    pub fn comes(&mut self, node: usize, snapshot: &Snapshot, at: Instant) {
-        let mut topics: Vec<_> = snapshot.topics.values().cloned().collect();
-        topics.sort_unstable_by_key(|topic| topic.incarnation);
-        for meta in topics {
-            self.topic_created(&meta, at);
-            if let Some(topic) = self.topics.get_mut(&meta.incarnation) {
-                topic.known[node] = true;
-                topic.version = topic.version.min(snapshot.version);
-            }
-            let own = snapshot.placement.get(&meta.incarnation).into_iter().flat_map(|places| (0..).zip(places.iter()));
-            for (partition, _) in own.filter(|(_, address)| address.node == NodeId::LOCAL) {
-                let Owners::Told(told) = &mut self.owners else { return };
-                let owner = *told.entry((meta.incarnation, partition)).or_insert(node);
-                if owner != node {
-                    let text = format!("{}/{partition}: node {node}, and node {owner} before", meta.name);
-                    self.violate(at, Rule::TwoOwners, text);
-                }
-            }
-        }
-    }
-
-    /// All shards of a whole node see this.
-    pub fn seen_by(&mut self, node: usize, snapshot: &Snapshot, at: Instant) {
-        for (incarnation, topic) in &mut self.topics {
-            let has = snapshot.by_incarnation.contains_key(incarnation);
-            if !has && snapshot.version >= topic.version {
-                topic.gone[node].get_or_insert(at);
-            }
-        }
-    }
-
-    /// The live incarnation of a name, as far as any node has said.
-    pub fn live(&self, name: &str) -> Option<Incarnation> {
-        let live = |topic: &Topic| topic.name == name && topic.delete_started.is_none();
-        self.topics.iter().find(|(_, topic)| live(topic)).map(|(incarnation, _)| *incarnation)
     }
 
     /// Faults begin: duplicates and detours are explained until `fault_over`, and for what was produced before.
@@ -545,36 +334,5 @@ impl Ledger {
     /// Numbers of processes that have ended: an answer of an earlier one arrived too late to hold a lease.
     pub fn boots(&self) -> Boots {
         self.boots.clone()
-    }
-}
-
-impl Counts {
-    pub fn add(&mut self, other: &Counts) {
-        self.accepted += other.accepted;
-        self.refused += other.refused;
-        self.unknown += other.unknown;
-        self.delivered += other.delivered;
-        self.acked += other.acked;
-        self.acks_undone += other.acks_undone;
-        self.duplicates += other.duplicates;
-        self.excused += other.excused;
-        self.ends += other.ends;
-        self.terms += other.terms;
-        self.old_files += other.old_files;
-    }
-
-    /// What many runs together must have shown, and did not.
-    pub fn missing(&self, whole: bool) -> Option<&'static str> {
-        [
-            (self.accepted, "nothing was accepted"),
-            (self.delivered, "nothing was delivered"),
-            (self.acked, "nothing was acked"),
-            (self.ends, "no process ever ended"),
-            (if whole { self.terms } else { 1 }, "nobody ever led"),
-            (if whole { self.old_files } else { 1 }, "no old file ever came back"),
-        ]
-        .into_iter()
-        .find(|(count, _)| *count == 0)
-        .map(|(_, text)| text)
     }
 }

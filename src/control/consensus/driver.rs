@@ -59,8 +59,8 @@ pub enum Request {
     },
     /// Resolves with the index up to which everything decided so far reaches.
     Read(Sender<u64>),
-    /// To this server, or to the one that is furthest.
-    Transfer(Option<u64>),
+    /// Hand leadership over to the server that is furthest.
+    Transfer,
     SnapshotSent {
         to: u64,
         sent: bool,
@@ -172,12 +172,12 @@ impl Driver {
             }
             Request::Read(answer) if core.leads() => self.early_reads.push(answer),
             Request::Read(answer) => drop(answer),
-            Request::Transfer(to) if core.leads() => {
-                if let Some(to) = to.or_else(|| core.best_successor()) {
+            Request::Transfer if core.leads() => {
+                if let Some(to) = core.best_successor() {
                     core.transfer_to(to);
                 }
             }
-            Request::Transfer(_) => {}
+            Request::Transfer => {}
             Request::SnapshotSent { to, sent } => {
                 self.sending.remove(&to);
                 core.report_snapshot(to, sent);

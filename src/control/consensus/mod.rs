@@ -336,12 +336,12 @@ impl Consensus {
         self.has_caught_up.get()
     }
 
-    /// Hands leadership over, to the server that is furthest or to `to`. `Ok` when this node leads no longer.
-    pub async fn transfer(&self, to: Option<u64>) -> Result<(), String> {
+    /// Hands leadership over to the server that is furthest. `Ok` when this node leads no longer.
+    pub async fn transfer(&self) -> Result<(), String> {
         if !self.leads() {
             return Ok(());
         }
-        self.request(Request::Transfer(to));
+        self.request(Request::Transfer);
         let until = rt::now() + TRANSFER_WAIT;
         while self.leads() {
             let changed = self.changed.notified();

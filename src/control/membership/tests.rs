@@ -5,7 +5,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use narad_shards::io::AlignedBuf;
 use narad_shards::meta::{Incarnation, NodeId};
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::remote::{CallError, ConnectionId, Hello, Transport};
@@ -298,15 +297,6 @@ fn k28_k29_who_begins_a_cluster_by_table() {
         assert_eq!(began, expected, "{me} {answers:?} after {rounds}");
     }
     assert_eq!(start("a", &["a".to_owned()], &BTreeMap::new(), &BTreeMap::new(), 3), Start::Bootstrap);
-}
-
-/// Frames as they would arrive.
-fn arrived(frame: &Outgoing, kind: Kind) -> Incoming {
-    let header = frame.header(kind, 1).expect("short");
-    let mut body = AlignedBuf::zeroed(header.body_bytes());
-    body.truncate(header.body_bytes());
-    body[..frame.archive.len()].copy_from_slice(&frame.archive);
-    Incoming::new(header, body)
 }
 
 #[test]

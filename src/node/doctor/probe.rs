@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use narad_shards::histogram::{histogram, record, Histogram};
 use narad_shards::io::{zero_fill, AlignedBuf, Caching, Open};
-use narad_shards::metrics::{histogram, record, Histogram};
 use narad_shards::rt;
 use narad_shards::rt::ring::{run_shard_thread, Options, RingHandle};
 

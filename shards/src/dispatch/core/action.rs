@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::dispatch::ReadLimit;
 use crate::meta::{Address, Destination, Incarnation, NodeId};
 use crate::peer::CommitBatch;
+use crate::wal::ReadLimit;
 
 /// Names one commit; never used twice in the life of a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

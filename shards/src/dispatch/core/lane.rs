@@ -5,14 +5,13 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::{Index, IndexMut};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::meta::{Address, Destination, DestinationMap};
 use crate::peer::Record;
 use crate::rt::Instant;
 
 use super::action::TopicLife;
-use super::{BATCH_BYTES_TARGET, BATCH_TARGET, COMMIT_BYTES_MAX};
+use super::{BATCH_BYTES_TARGET, BATCH_TARGET, COMMIT_BYTES_MAX, REROUTE_AFTER};
 
 pub(crate) type LaneId = u32;
 
@@ -69,8 +68,8 @@ pub(crate) struct Failing {
 }
 
 impl Failing {
-    pub fn reroute_at(&self, grace: Duration) -> Instant {
-        self.since + grace
+    pub fn reroute_at(&self) -> Instant {
+        self.since + REROUTE_AFTER
     }
 }
 

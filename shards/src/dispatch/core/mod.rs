@@ -9,6 +9,7 @@
 //! are any; then wait for something to happen or for `next_timer`.
 
 mod action;
+mod bounds;
 mod gone;
 mod lane;
 mod marks;
@@ -18,59 +19,20 @@ mod trouble;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use action::{Action, CommitId, Report, TopicLife};
+pub use bounds::*;
 pub use trouble::Trouble;
 
-use super::{DispatchMetrics, ReadLimit};
+use super::DispatchMetrics;
 use crate::meta::{Address, Destination, NodeId, Snapshot};
 use crate::peer::Record;
 use crate::rt::Instant;
+use crate::wal::ReadLimit;
 use gone::Verdicts;
 use lane::{Key, Lane, LaneId, Lanes, Ready};
 use marks::{Mark, Marks};
 use place::Pass;
-
-/// A smaller batch lingers under load; the window aims for this many per destination.
-pub const BATCH_TARGET: usize = 64;
-/// Encoded bytes that a batch has, too, if it does not linger. A commit pads its last block and writes the one that it
-/// found begun again: 4 KiB together, which is a fifth of 64 records of 256 bytes and a sixteenth of this.
-pub const BATCH_BYTES_TARGET: usize = 64 << 10;
-pub const WINDOW_RECORDS_MIN: usize = 4096;
-pub const WINDOW_RECORDS_MAX: usize = 65_536;
-/// A destination's queue may always hold this many, however small the window.
-pub const QUEUE_RECORDS_MIN: usize = 4096;
-/// How many windows past the checkpoint records are read.
-pub const LOOKAHEAD_WINDOWS: usize = 16;
-/// Commits in flight, hung ones aside.
-pub const COMMITS_MAX: usize = 16;
-/// How many of those may be probes: half. Probes go first, and one that nobody answers keeps its slot for [`HUNG_AFTER`],
-/// so without a bound 16 destinations that hang would take every slot, second after second, from those that are well.
-/// A commit to one that is well takes milliseconds: 8 slots carry thousands a second. What it costs: when more than 8
-/// hang, they are asked in turn, 8 a second, and n of them may take n / 8 seconds to be found well again. Those that
-/// fail at once give their slot back at once and wait for nobody.
-pub const PROBES_MAX: usize = 8;
-/// Encoded bytes of one commit, unless it is a single record (E16, lesson N24).
-pub const COMMIT_BYTES_MAX: usize = 8 << 20;
-pub const LINGER_MAX: Duration = Duration::from_millis(50);
-pub const HUNG_AFTER: Duration = Duration::from_secs(1);
-pub const COMMIT_BUDGET: Duration = Duration::from_secs(30);
-pub const PROBE_BUDGET: Duration = Duration::from_secs(5);
-pub const RETRY_AFTER: Duration = Duration::from_secs(1);
-pub const REROUTE_AFTER: Duration = Duration::from_secs(3);
-pub const RESCAN_EVERY: Duration = Duration::from_secs(1);
-/// How often an owner that does not resolve is looked up.
-pub const LOOKUP_EVERY: Duration = Duration::from_millis(10);
-/// How long "not confirmed as deleted" is believed.
-pub const UNCONFIRMED_FOR: Duration = Duration::from_secs(1);
-/// Rest after the WAL could not be read.
-pub const BACKOFF: Duration = Duration::from_secs(1);
-/// One read's bounds: what can be placed in well under a millisecond.
-const READ_RECORDS_MAX: usize = 2048;
-const READ_BYTES_MAX: usize = 4 << 20;
-/// Counted for each record on top of key and payload: what the owner's frame and the wire add, rounded up.
-const RECORD_OVERHEAD: usize = 64;
 
 /// Size of a record for every bound in bytes.
 fn encoded_bytes(record: &Record) -> usize {
@@ -85,31 +47,19 @@ fn remote_nodes(snapshot: &Snapshot) -> BTreeSet<NodeId> {
 /// Takes room for a commit of so many bytes at its owner; false when there is none now (E41).
 pub type Room<'a> = dyn FnMut(Address, Destination, usize) -> bool + 'a;
 
-/// What a deployment may choose.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Encoded bytes of records held in memory (E20). A destination's queue gets a quarter of it. Hung and late
-    /// commits may lend as much again before they count against it.
-    pub held_bytes_max: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { held_bytes_max: 64 << 20 }
-    }
-}
-
 #[derive(Debug)]
 pub struct Core {
     limits: Limits,
     now: Instant,
     snapshot: Arc<Snapshot>,
+    /// Other nodes that own partitions, and which of all nodes are dead.
     nodes: BTreeSet<NodeId>,
     dead: BTreeSet<NodeId>,
+    /// The process that each node runs as (E43).
     boots: BTreeMap<NodeId, u64>,
     /// Moving average of commit latencies in nanoseconds, by owner (E19, E44).
     latency: BTreeMap<Address, u64>,
-    /// When the last commit was answered: what was queued before found the dispatcher at work.
+    /// When the last commit was answered. A record that was queued before then found the dispatcher at work.
     answered_at: Instant,
 
     durable_next: u64,
@@ -118,14 +68,15 @@ pub struct Core {
     lanes: Lanes,
     verdicts: Verdicts,
 
-    /// Lanes whose batch waits for a slot only, oldest first. Entries may be stale: the lane's `ready` decides.
+    /// Lanes whose batch, or whose probe, waits for nothing but a slot, oldest first. Entries may be stale: the lane's
+    /// `ready` decides.
     due: VecDeque<LaneId>,
     probes_due: VecDeque<LaneId>,
-    /// Lanes whose batch waits for room, by owner, the longest first.
+    /// Lanes whose batch waits for room at its owner, by owner and by a number that grows: the first waits longest.
     starving: BTreeMap<Address, BTreeMap<u64, LaneId>>,
-    /// The last number given out in such a line.
+    /// The largest of those numbers.
     starved_last: u64,
-    /// They have not been asked since room came back.
+    /// Room came back somewhere, and the starving lanes have not been tried since.
     room_came: bool,
     lingering: BTreeSet<(Instant, LaneId)>,
     timers: BTreeSet<(Instant, LaneId)>,
@@ -135,7 +86,7 @@ pub struct Core {
     held_bytes: usize,
     /// Queued records that lie in staging memory.
     queued_staged: usize,
-    /// Bytes of hung and late commits.
+    /// Bytes that hung and late commits still refer to.
     lent_bytes: usize,
     commits_active: usize,
     probes_active: usize,
@@ -156,7 +107,7 @@ pub struct Core {
     doomed: Vec<LaneId>,
     /// Grows whenever a sibling that was fit may no longer be, or the other way round.
     epoch: u64,
-    /// Staging memory is short; and some of it was let go since that was last asked.
+    /// `pressed`: staging memory is short. `relieved`: some was let go since the driver last asked.
     pressed: bool,
     relieved: bool,
     stopping: bool,
@@ -501,7 +452,7 @@ impl Core {
         }
         let lane = &self.lanes[id];
         let Some(failing) = &lane.failing else { return };
-        if now >= failing.reroute_at(REROUTE_AFTER) && !failing.announced {
+        if now >= failing.reroute_at() && !failing.announced {
             self.start_rerouting(id);
         } else if lane.flight.is_none() && failing.probe.is_none() && now >= failing.retry_at && lane.skipped > 0 {
             self.wanting.insert(id);
@@ -554,7 +505,7 @@ impl Core {
         let owed = lane.skipped > 0 || lane.probe_waits();
         let failing = lane.failing.as_ref().filter(|_| owed && lane.live);
         let retry = failing.map(|f| f.retry_at).filter(|at| lane.flight.is_none() && *at > self.now);
-        let reroute = failing.filter(|f| !f.announced).map(|f| f.reroute_at(REROUTE_AFTER));
+        let reroute = failing.filter(|f| !f.announced).map(|f| f.reroute_at());
         let unresolved = lane.live && lane.address.is_none() && (!lane.queue.is_empty() || lane.probe_waits());
         let lookup = unresolved.then_some(self.now + LOOKUP_EVERY);
         // An armed look-up is not pushed back by every record that joins the queue.

@@ -5,11 +5,10 @@ use super::action::{Action, Report};
 use super::gone::Verdict;
 use super::lane::{Entry, Key, Lane, LaneId};
 use super::marks::Mark;
-use super::{encoded_bytes, Core, Ready, BACKOFF, LOOKAHEAD_WINDOWS, REROUTE_AFTER, RESCAN_EVERY};
-use crate::dispatch::{ReadBack, ReadLimit};
+use super::{encoded_bytes, Core, Ready, BACKOFF, LOOKAHEAD_WINDOWS, RESCAN_EVERY};
 use crate::meta::Destination;
 use crate::rt::Instant;
-use crate::wal::WalRecord;
+use crate::wal::{ReadBack, ReadLimit, WalRecord};
 
 /// One walk over the skipped records, in WAL order.
 #[derive(Debug)]
@@ -190,7 +189,7 @@ impl Core {
             if wants_probe && !dead && failing.retry_at <= self.now {
                 return Some(id);
             }
-            if dead || failing.reroute_at(REROUTE_AFTER) <= self.now {
+            if dead || failing.reroute_at() <= self.now {
                 if let Some(sibling) = self.sibling(id) {
                     return self.roomy(sibling, bytes);
                 }

@@ -8,8 +8,7 @@ use super::action::{Action, CommitId, Report};
 use super::lane::{Failing, Flight, LaneId, Ready};
 use super::marks::Mark;
 use super::{
-    Core, Room, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, LINGER_MAX, PROBES_MAX, PROBE_BUDGET, REROUTE_AFTER,
-    RETRY_AFTER,
+    Core, Room, COMMITS_MAX, COMMIT_BUDGET, COMMIT_BYTES_MAX, LINGER_MAX, PROBES_MAX, PROBE_BUDGET, RETRY_AFTER,
 };
 use crate::meta::{Address, NodeId};
 use crate::peer::{copy_out, CommitBatch, CommitError, Committed};
@@ -201,7 +200,7 @@ impl Core {
         self.serial += 1;
         let serial = self.serial;
         let (started, deadline) = (self.now, self.now + budget);
-        crate::metrics::record(&mut self.metrics.batch_records, seqs.len() as u64);
+        crate::histogram::record(&mut self.metrics.batch_records, seqs.len() as u64);
         self.metrics.commits += 1;
         self.commits_active += 1;
         self.probes_active += usize::from(probe);
@@ -313,7 +312,7 @@ impl Core {
         let sample = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let average = self.latency.entry(served).or_insert(sample);
         *average = *average - *average / 8 + sample / 8;
-        crate::metrics::record(&mut self.metrics.commit_latency_us, sample / 1000);
+        crate::histogram::record(&mut self.metrics.commit_latency_us, sample / 1000);
         self.metrics.records_committed += flight.seqs.len() as u64;
         for (seq, home) in flight.seqs {
             self.marks.set(seq, Mark::Done);
@@ -411,7 +410,7 @@ impl Core {
     }
 
     fn rerouting(&self, id: LaneId) -> bool {
-        let past_grace = |failing: &Failing| failing.reroute_at(REROUTE_AFTER) <= self.now;
+        let past_grace = |failing: &Failing| failing.reroute_at() <= self.now;
         self.owner_dead(id) || self.lanes[id].failing.as_ref().is_some_and(past_grace)
     }
 

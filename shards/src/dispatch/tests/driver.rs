@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{seq_of, wal_record, MockWal, Topics};
 use crate::api::{MetaCommand, MetaReply};
-use crate::dispatch::{Dispatcher, Environment, Limits, ReadBack, ReadLimit, Source};
+use crate::dispatch::{Dispatcher, Environment, Limits};
 use crate::io::Slice;
 use crate::log_lines::LogLines;
 use crate::meta::{Address, Destination, Incarnation, NodeId, Snapshot};
@@ -17,6 +17,7 @@ use crate::peer::{Carrier, CommitBatch, CommitError, Committed, LocalBoxFuture, 
 use crate::rt::sim::{run, Rng};
 use crate::rt::sync::Notify;
 use crate::rt::{self, Queue};
+use crate::wal::{ReadBack, ReadLimit, Source};
 
 const CONTROL: Address = Address { node: NodeId::LOCAL, shard: u16::MAX };
 

@@ -10,11 +10,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::dispatch::{ReadBack, ReadLimit};
 use crate::io::{AlignedBuf, Slice};
 use crate::meta::{Address, Incarnation, Snapshot, TopicMeta};
 use crate::peer::Record;
-use crate::wal::WalRecord;
+use crate::wal::{ReadBack, ReadLimit, WalRecord};
 
 const SLOT_BYTES: usize = 8;
 const SEQS_MAX: usize = 300_000;

@@ -8,11 +8,11 @@ use super::{seq_of, wal_record, MockWal, Topics};
 use crate::dispatch::core::{
     Action, CommitId, Core, Limits, Report, TopicLife, COMMITS_MAX, COMMIT_BYTES_MAX, HUNG_AFTER,
 };
-use crate::dispatch::ReadBack;
 use crate::meta::{Address, Destination, Incarnation, NodeId};
 use crate::peer::{CommitBatch, CommitError, Committed};
 use crate::rt::sim::Rng;
 use crate::rt::Instant;
+use crate::wal::ReadBack;
 
 const NODES: [u64; 3] = [0, 7, 8];
 const NAMES: [&str; 4] = ["orders", "clicks", "mail", "audit"];

@@ -29,7 +29,8 @@ use std::time::{Duration, Instant};
 
 use io_uring::{cqueue, opcode, squeue, types, IoUring};
 
-use crate::metrics::{histogram, Histogram, RuntimeMetrics};
+use crate::histogram::{histogram, Histogram};
+use crate::rt::RuntimeMetrics;
 use crate::spsc::Doorbell;
 
 pub use disk::{RingDisk, RingFile};
@@ -316,7 +317,7 @@ impl Ring {
                 let result = core.uring.submitter().submit_with_args(0, &types::SubmitArgs::new());
                 let nanos = before.elapsed().as_nanos() as u64;
                 core.counters.enter_nanos += nanos;
-                crate::metrics::record(&mut core.submit_micros, nanos / 1000);
+                crate::histogram::record(&mut core.submit_micros, nanos / 1000);
                 result
             }
             Some(None) => core.uring.submit_and_wait(1),

@@ -10,11 +10,10 @@ use std::time::Duration;
 use crate::api::{ConsumeError, Delivery, Settle, SettleMode, SettleStatus};
 use crate::io::{Disk, Slice};
 use crate::log::{LogRecord, ReadError};
+use crate::log::{Records, RecordsHandle};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot, TopicMeta};
 use crate::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take};
-use crate::queue::{
-    Committer, CommitterOptions, Consumer, Opened, QueueEnvironment, Records, RecordsHandle, ShardQueues,
-};
+use crate::queue::{Committer, CommitterOptions, Consumer, Opened, QueueEnvironment, ShardQueues};
 use crate::rt::sim::{Rng, Sim};
 use crate::rt::{self, Queue};
 

@@ -13,11 +13,11 @@ use crate::api::{Delivery, MetaCommand, MetaReply, NewRecord, Settle, SettleMode
 use crate::io::sim::SimDisk;
 use crate::io::Disk;
 use crate::log::LogOptions;
-use crate::meta::{Address, Incarnation, NodeId, ShardId, Snapshot, TopicMeta};
+use crate::meta::{Address, Incarnation, NodeId, Peer, PeerBook, ShardId, Snapshot, TopicMeta};
 use crate::peer::{LocalBoxFuture, Reply, Request, Take};
 use crate::queue::{CommitterOptions, Consumer};
 use crate::remote::sim::SimNetwork;
-use crate::remote::{ConnectionId, Hello, Peer, PeerBook, RemoteCarrier, RemoteService, Service};
+use crate::remote::{ConnectionId, Hello, RemoteCarrier, RemoteService, Service};
 use crate::rt::sim::Sim;
 use crate::rt::sync::oneshot;
 use crate::rt::{self, Queue};

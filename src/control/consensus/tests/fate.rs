@@ -5,9 +5,10 @@ use std::time::Duration;
 use narad_shards::rt;
 use narad_shards::wire::{status, Kind};
 
-use super::world::{arrive, create, run, World};
+use super::world::{create, run, World};
 use super::MS;
 use crate::control::consensus::codec;
+use crate::control::tests_support::arrived;
 
 /// Entries in the log of a node, those that are compacted away too.
 fn last_index(world: &World, tag: u32) -> u64 {
@@ -91,7 +92,7 @@ fn e47_a_forwarded_change_is_proposed_in_the_term_that_it_was_for_and_in_no_othe
         ] {
             let id = node.consensus.new_id();
             let frame = codec::propose_frame(Duration::from_secs(5), asked, id, &create(name, asked).encode());
-            let reply = node.consensus.handle(&arrive(&frame, Kind::Request)).await.expect("it is a request");
+            let reply = node.consensus.handle(&arrived(&frame, Kind::Request)).await.expect("it is a request");
             assert_eq!(reply.status, expected, "{name}");
             assert_eq!(world.topics(leader).contains_key(name), expected == status::OK);
         }

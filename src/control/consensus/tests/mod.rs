@@ -149,7 +149,7 @@ fn torture(seed: u64, snapshot_entries: u64) -> (usize, u32, u32) {
                 3 => world.network.loss_percent.set(10),
                 4 => {
                     if let Some(leader) = world.leader().and_then(|tag| world.running(tag)) {
-                        let _ = leader.consensus.transfer(None).await;
+                        let _ = leader.consensus.transfer().await;
                     }
                 }
                 5 => {
@@ -320,7 +320,7 @@ fn a_hand_over_is_quick_and_loses_nothing() {
             let leader = world.wait_leader().await;
             world.settle().await;
             let started = rt::now();
-            world.running(leader).unwrap().consensus.transfer(None).await.unwrap();
+            world.running(leader).unwrap().consensus.transfer().await.unwrap();
             let next = world.wait_leader().await;
             assert_ne!(next, leader);
             assert!(rt::now() - started < MS(300));

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use narad_shards::io::{AlignedBuf, Slice};
+use narad_shards::io::Slice;
 use narad_shards::meta::{Incarnation, Snapshot, TopicMeta};
 use narad_shards::peer::LocalBoxFuture;
 use narad_shards::remote::{CallError, ConnectionId, Hello, Transport};
@@ -20,6 +20,7 @@ use crate::control::consensus::configuration::{bootstrap_id, Configuration, Serv
 use crate::control::consensus::disk::{Changes, Disk, Position, Stored};
 use crate::control::consensus::mirror::Mirror;
 use crate::control::consensus::{Consensus, Settings};
+use crate::control::tests_support::arrived;
 use crate::control::{Applier, Batch, Command, ConsensusWatch, CopyImage, Install, Metastore, State, Storage};
 
 /// What of a node survives a crash.
@@ -196,18 +197,6 @@ fn tag_of(address: SocketAddr) -> u32 {
     u32::from(address.ip().octets()[3])
 }
 
-pub fn arrive(frame: &Outgoing, kind: Kind) -> Incoming {
-    let header = frame.header(kind, 1).expect("within the frame limit");
-    let mut body = AlignedBuf::zeroed(header.body_bytes());
-    body.truncate(header.body_bytes());
-    let mut at = 0;
-    for piece in std::iter::once(&frame.archive).chain(&frame.payload) {
-        body[at..at + piece.len()].copy_from_slice(piece);
-        at += piece.len();
-    }
-    Incoming::new(header, body)
-}
-
 impl Network {
     fn delay(&self) -> Duration {
         Duration::from_micros(self.rng.borrow_mut().range(100, self.delay_ms_max.get() * 1000))
@@ -254,12 +243,12 @@ impl Transport for Link {
                 };
                 let (reply, replied) = rt::sync::oneshot();
                 network.sim.spawn_on(to, async move {
-                    let _ = reply.send(target.handle(&arrive(&request, Kind::Request)).await);
+                    let _ = reply.send(target.handle(&arrived(&request, Kind::Request)).await);
                 });
                 let reply = replied.await.flatten();
                 rt::sleep(network.delay()).await;
                 match reply {
-                    Some(reply) if !network.loses(from, to) => Ok(arrive(&reply, Kind::Reply)),
+                    Some(reply) if !network.loses(from, to) => Ok(arrived(&reply, Kind::Reply)),
                     _ => {
                         rt::sleep(network.reply_silence.get()).await;
                         Err(CallError::Unknown("connection lost".to_owned()))
@@ -283,7 +272,7 @@ impl Transport for Link {
             if let Some(target) = network.target(to) {
                 let sim = network.sim.clone();
                 sim.spawn_on(to, async move {
-                    assert!(target.handle(&arrive(&message, Kind::OneWay)).await.is_none());
+                    assert!(target.handle(&arrived(&message, Kind::OneWay)).await.is_none());
                 });
             }
         });

@@ -1,10 +1,10 @@
-//! What the dispatcher needs of the WAL it drains. `wal` implements it; tests have their own.
+//! A WAL as its dispatcher sees it. Tests of the dispatcher have their own.
 
 use std::io;
 
+use super::WalRecord;
 use crate::peer::LocalBoxFuture;
 use crate::rt::sync::Notify;
-use crate::wal::WalRecord;
 
 /// Bounds of one read.
 #[derive(Clone, Copy, Debug)]
