@@ -140,7 +140,9 @@ impl Core {
         }
         let told = message.entries.iter().map(|entry| (entry.index, entry.term));
         let mut told = std::iter::once((message.index, message.log_term)).chain(told);
-        let is_other = |index, term| self.log().term_at(index).is_some_and(|own| own != term);
+        // As the library has it, with what this round of messages has brought; 0: it has no such entry.
+        let own = |index| self.node.raft.raft_log.term(index).unwrap_or(0);
+        let is_other = |index, term| ![0, term].contains(&own(index));
         told.find(|(index, term)| *index <= self.committed() && is_other(*index, *term)).map(|(index, _)| index)
     }
 

@@ -168,11 +168,18 @@ fn e36_a_node_whose_cluster_has_forgotten_what_was_decided_stops_and_says_so() {
         follower.step(other).unwrap();
         follower.step(append(b, a, 4, 3)).unwrap();
         follower.step(append(b, a, 6, 5)).unwrap();
+        let mut notes = Notes { durable_last: 5, ..Notes::default() };
+        settle(&mut follower, &mut notes).await.unwrap();
         let mut instead = append(b, a, 6, 5);
-        (instead.term, instead.entries[0].term) = (7, 7);
+        (instead.term, instead.entries[0].term, instead.commit) = (7, 7, 6);
+        // The next one may come before the first is on the disk.
+        let mut next = append(b, a, 7, 6);
+        (next.term, next.log_term, next.entries[0].term) = (7, 7, 7);
         follower.step(instead).unwrap();
-        settle(&mut follower, &mut Notes { durable_last: 5, ..Notes::default() }).await.unwrap();
-        assert_eq!(follower.log().term_at(6), Some(7));
+        follower.step(next.clone()).unwrap();
+        follower.step(Message { commit: 7, ..next }).unwrap();
+        settle(&mut follower, &mut notes).await.unwrap();
+        assert_eq!((follower.log().term_at(6), follower.committed()), (Some(7), 7));
     });
 }
 
