@@ -1,6 +1,7 @@
-//! How long a node goes by what it knows of the metadata. One that stood still (a stopped process, a paused virtual
-//! machine) finds a world that went on: a topic that was deleted and made again meanwhile would be served from its former
-//! life, and take records for it (K45). So before it serves anybody again it asks the leader what has changed.
+//! How long a node goes by what it knows of the metadata. One that stood still (a stopped process, a frozen container)
+//! finds a world that went on: a topic that was deleted and made again meanwhile would be served from its former life, and
+//! take records for it (K45). So before it serves anybody again it asks the leader what has changed. A virtual machine
+//! whose clock stood still with it cannot be told in this way.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -164,21 +164,21 @@ fn anything(rng: &mut Rng) -> Message {
     let id = |rng: &mut Rng| ids[(rng.next_u64() % 4) as usize];
     let mut message = Message {
         msg_type: (rng.next_u64() % 20) as i32,
-        to: if rng.next_u64() % 8 == 0 { id(rng) } else { ids[0] },
+        to: if rng.chance(1, 8) { id(rng) } else { ids[0] },
         from: id(rng),
         term: number(rng),
         log_term: number(rng),
         index: number(rng),
         commit: number(rng),
-        reject: rng.next_u64() % 2 == 0,
+        reject: rng.chance(1, 2),
         reject_hint: number(rng),
-        request_snapshot: if rng.next_u64() % 4 == 0 { number(rng) } else { 0 },
+        request_snapshot: if rng.chance(1, 4) { number(rng) } else { 0 },
         context: vec![1; (rng.next_u64() % 3) as usize * 8],
         ..Message::default()
     };
     let (mut index, mut term) = (message.index, message.log_term);
     for _ in 0..rng.next_u64() % 3 {
-        let is_sane = rng.next_u64() % 8 != 0;
+        let is_sane = rng.chance(7, 8);
         (index, term) =
             if is_sane { (index.wrapping_add(1), term.max(rng.next_u64() % 12)) } else { (number(rng), number(rng)) };
         message.entries.push(Entry { index, term, entry_type: (rng.next_u64() % 4) as i32, ..Entry::default() });
