@@ -89,8 +89,7 @@ const ANY: RangeInclusive<u64> = 0..=u64::MAX;
 const FROM_ONE_U32: RangeInclusive<u64> = 1..=u32::MAX as u64;
 const A_MINUTE_MS: RangeInclusive<u64> = 60_000..=u64::MAX;
 const RETENTION_MS: RangeInclusive<u64> = 3_600_000..=u64::MAX;
-/// Partition directories are numbered with five digits.
-const PARTITIONS: RangeInclusive<u64> = 3..=99_999;
+const PARTITIONS: RangeInclusive<u64> = 3..=crate::control::PARTITIONS_MAX as u64;
 const CPUS: RangeInclusive<u64> = 0..=65_535;
 
 pub(super) const SETTINGS: &[Setting] = &[

@@ -6,7 +6,7 @@ use narad_shards::api::TopicChange;
 use narad_shards::meta::{Incarnation, NodeId, TopicMeta};
 
 use super::command::{Command, Registration};
-use super::names::check_topic_name;
+use super::names::{check_topic_name, PARTITIONS_MAX};
 use super::state::{Change, Member, State};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,9 +132,7 @@ fn live<'s>(state: &'s State, name: &str, incarnation: Incarnation) -> Result<&'
 
 fn create(state: &State, topic: &Arc<TopicMeta>, owners: &[NodeId]) -> Result<Applied, Refusal> {
     check_topic_name(&topic.name).map_err(Refusal::Invalid)?;
-    if topic.partitions == 0 {
-        return Err(Refusal::Invalid("a topic needs a partition".to_owned()));
-    }
+    check_partitions(topic.partitions)?;
     match state.name_like(&topic.name) {
         Some(existing) if **existing == *topic.name => return Err(Refusal::Exists),
         Some(existing) => return Err(Refusal::CaseCollision { existing: existing.clone() }),
@@ -149,6 +147,15 @@ fn create(state: &State, topic: &Arc<TopicMeta>, owners: &[NodeId]) -> Result<Ap
     Ok(Applied { outcome: Outcome::Created(topic.clone()), changes })
 }
 
+/// Whatever the proposer has checked: what is decided every node has to hold in memory, at each start anew.
+fn check_partitions(partitions: u32) -> Result<(), Refusal> {
+    match partitions {
+        0 => Err(Refusal::Invalid("a topic needs a partition".to_owned())),
+        1..=PARTITIONS_MAX => Ok(()),
+        _ => Err(Refusal::Invalid(format!("a topic has at most {PARTITIONS_MAX} partitions, not {partitions}"))),
+    }
+}
+
 /// Rows for those of `owners` that are members.
 fn put_owners(state: &State, incarnation: Incarnation, owners: impl Iterator<Item = (u32, NodeId)>) -> Option<Change> {
     let owners: Vec<_> = owners.filter(|(_, owner)| state.member_of(*owner).is_some()).collect();
@@ -161,6 +168,7 @@ fn alter(live: &TopicMeta, change: &TopicChange) -> Result<TopicMeta, Refusal> {
         if partitions <= live.partitions {
             return Err(Refusal::NotMore { partitions: live.partitions });
         }
+        check_partitions(partitions)?;
         topic.partitions = partitions;
     }
     topic.retention_ms = change.retention_ms.unwrap_or(live.retention_ms);

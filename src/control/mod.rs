@@ -54,7 +54,7 @@ pub use membership::{
     answer_unconfigured, probe, start, unequal, Answer, Join, Membership, Resolve, Settings, Start, Unequal,
     PROBE_ROUNDS,
 };
-pub use names::check_topic_name;
+pub use names::{check_topic_name, PARTITIONS_MAX};
 pub use peers::{find_server, peer_book, Met};
 pub use placement::Placement;
 pub use rows::BadCommand;

@@ -1,6 +1,8 @@
 //! Topic names become directory names: checked here again, whoever has checked before (lessons N75.2, N75.3).
 
 const NAME_CHARACTERS_MAX: usize = 200;
+/// Of a topic: partition directories are numbered with five digits.
+pub const PARTITIONS_MAX: u32 = 99_999;
 
 /// 1 to 200 characters of `A-Z a-z 0-9 . _ -`, neither `.` nor `..`.
 pub fn check_topic_name(name: &str) -> Result<(), String> {

@@ -145,10 +145,18 @@ fn k5_guarded_commands_are_refused_by_table() {
         assert_eq!(refused, expected, "{command:?}");
         assert_eq!(applied.changes.is_empty(), expected.is_some(), "{command:?}");
     }
-    for (name, partitions) in [("../x", 3), ("", 3), ("a", 0)] {
+    for (name, partitions) in [("../x", 3), ("", 3), ("a", 0), ("a", 100_000), ("a", u32::MAX)] {
         let applied = apply(&state, &Command::create(topic(name, 9, partitions)));
         assert!(matches!(applied.outcome, Outcome::Refused(Refusal::Invalid(_))), "{name:?}");
     }
+    let grown = |partitions| Command::AlterTopic {
+        name: Arc::from("Orders"),
+        incarnation: Incarnation(7),
+        change: TopicChange { partitions: Some(partitions), ..TopicChange::default() },
+        owners: Owners::default(),
+    };
+    assert!(matches!(apply(&state, &grown(u32::MAX)).outcome, Outcome::Refused(Refusal::Invalid(_))));
+    assert!(matches!(apply(&state, &grown(PARTITIONS_MAX)).outcome, Outcome::Altered(_)));
 }
 
 #[test]

@@ -22,6 +22,7 @@ use narad_shards::shard::Shard;
 use super::balancers::Balancers;
 use super::certificates::Certificates;
 use super::figures::{self, NodeFigures};
+use super::trust::Trust;
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
 use crate::peer::wall_clock;
 use crate::telemetry::{NodeMetrics, PeerReport, ShardReport};
@@ -38,8 +39,9 @@ pub struct NodeState {
     /// Shards that take connections.
     pub listening: AtomicU16,
     pub stopping: AtomicBool,
-    /// This node was caught up with its cluster once since it started: before that it takes no request (E51).
-    pub caught_up: AtomicBool,
+    /// Begins when this node was caught up with its cluster once since it started: before that it takes no request
+    /// (E51), and none while it does not hold.
+    pub trust: Trust,
     /// Why this node is not ready as a member of its cluster; nothing on a node without peers.
     pub cluster_gate: Mutex<Option<String>>,
     /// 0: none yet.
@@ -84,12 +86,12 @@ impl NodeState {
         if let Some(why) = &*gate {
             return Readiness::NotReady(why.clone());
         }
-        match self.caught_up.load(Ordering::Relaxed) {
-            true => Readiness::Ready(self.certificates.degraded(wall_clock())),
-            false => Readiness::NotReady(
-                "metastore: node is not ready: replica has not caught up with the leader since start".to_owned(),
-            ),
-        }
+        let why = match (self.trust.has_begun(), self.trust.holds(rt::now())) {
+            (true, true) => return Readiness::Ready(self.certificates.degraded(wall_clock())),
+            (true, false) => "it stood still, and asks the leader what has changed",
+            (false, _) => "replica has not caught up with the leader since start",
+        };
+        Readiness::NotReady(format!("metastore: node is not ready: {why}"))
     }
 }
 
@@ -207,7 +209,7 @@ impl Broker for ShardBroker {
     }
 
     fn serves(&self) -> bool {
-        self.state.caught_up.load(Ordering::Relaxed)
+        self.state.trust.holds(rt::now())
     }
 
     fn health(&self) -> Health {
@@ -324,6 +326,10 @@ mod tests {
 
     #[test]
     fn k34_e51_ready_means_all_shards_open_a_leader_in_view_and_caught_up_once() {
+        sim::run(1, async { ready_means_all_that().await });
+    }
+
+    async fn ready_means_all_that() {
         let state = NodeState { shards: 2, ..NodeState::default() };
         let why = |state: &NodeState| match state.readiness() {
             Readiness::Ready(degraded) => format!("ready {degraded:?}"),
@@ -335,7 +341,11 @@ mod tests {
         assert_eq!(why(&state), "no raft leader known");
         state.set_cluster_gate(None);
         assert!(why(&state).ends_with("replica has not caught up with the leader since start"), "{}", why(&state));
-        state.caught_up.store(true, Ordering::Relaxed);
+        state.trust.begin(rt::now());
+        assert_eq!(why(&state), "ready []");
+        rt::sleep(Duration::from_secs(3)).await;
+        assert!(why(&state).ends_with("it stood still, and asks the leader what has changed"), "{}", why(&state));
+        state.trust.renew(|| std::future::ready(true)).await;
         assert_eq!(why(&state), "ready []");
         // The leader can be lost again; what was caught up with stays so.
         state.set_cluster_gate(Some("last raft leader contact 6s ago".to_owned()));

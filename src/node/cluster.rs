@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -61,7 +61,8 @@ pub fn start(
 ) -> Result<(Control, Cluster), String> {
     let Opened { metastore, stored, files, empty_directory } = opened;
     let applier = Applier::start(metastore, install);
-    let names: Rc<Names> = Rc::default();
+    let own = common.peer_plane.as_ref().map(|plane| plane.control_addr.ip());
+    let names = Rc::new(Names { own, ..Names::default() });
     let own_status = status::own(common, links, &applier);
     let settings = consensus_settings(common, &applier, &names);
     let watch = common.state.figures.consensus.clone();
@@ -177,6 +178,8 @@ fn consensus_settings(common: &Arc<Common>, applier: &Rc<Applier>, names: &Rc<Na
 /// Addresses by `host:port`. Names are looked up on another thread and remembered.
 #[derive(Default)]
 struct Names {
+    /// Where this node is bound.
+    own: Option<IpAddr>,
     known: RefCell<BTreeMap<String, (SocketAddr, Instant)>>,
     asked: RefCell<BTreeMap<String, Instant>>,
     /// Names that could not be looked up, and when that was said.
@@ -193,7 +196,7 @@ impl Names {
     }
 
     async fn find(&self, address: &str) -> Option<SocketAddr> {
-        match look_up(address).await {
+        match look_up(address, self.own).await {
             Ok(found) => {
                 self.said.borrow_mut().remove(address);
                 self.known.borrow_mut().insert(address.to_owned(), (found, rt::now()));
@@ -271,15 +274,16 @@ async fn watch_readiness(common: Arc<Common>, consensus: Rc<Consensus>, member: 
             Err(rt::Elapsed) => {}
         }
     }
-    common.state.caught_up.store(true, Relaxed);
     if alone {
         return;
     }
+    common.state.trust.begin(rt::now());
     loop {
         if common.state.opened.load(Relaxed) >= common.state.shards {
             consensus.open_create_gate();
         }
         common.state.set_cluster_gate(gate(&consensus));
+        common.state.trust.renew(async || consensus.pass_barrier().await.is_ok()).await;
         rt::sleep(LOOK).await;
     }
 }

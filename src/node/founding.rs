@@ -3,7 +3,7 @@
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,14 +91,24 @@ pub fn tls_files(config: &Config) -> Option<TlsFiles> {
     })
 }
 
-/// Looks a `host:port` up, off this thread when it is a name.
-pub async fn look_up(address: &str) -> Result<SocketAddr, String> {
+/// Looks a `host:port` up, off this thread when it is a name. `own`: where this node's control endpoint is bound.
+pub async fn look_up(address: &str, own: Option<IpAddr>) -> Result<SocketAddr, String> {
     if let Ok(address) = address.parse() {
         return Ok(address);
     }
     let name = address.to_owned();
-    let found = rt::blocking(move || name.to_socket_addrs().map(|mut found| found.next())).await;
-    found.map_err(|error| error.to_string())?.ok_or_else(|| "the name has no address".to_owned())
+    let found = rt::blocking(move || name.to_socket_addrs().map(Vec::from_iter)).await;
+    first_reached(own, &found.map_err(|error| error.to_string())?)
+}
+
+/// The first address of a name that can be dialled at all: a socket of IPv4 reaches no IPv6.
+fn first_reached(own: Option<IpAddr>, found: &[SocketAddr]) -> Result<SocketAddr, String> {
+    let reaches = |address: &&SocketAddr| address.is_ipv4() || !own.is_some_and(|own| own.is_ipv4());
+    match (found.iter().find(reaches), found) {
+        (Some(address), _) => Ok(*address),
+        (None, []) => Err("the name has no address".to_owned()),
+        (None, _) => Err("the name has IPv6 addresses alone, and this node is bound to IPv4 (cluster.addr)".to_owned()),
+    }
 }
 
 fn asking(me: &str, voters: &[Server]) -> String {
@@ -158,9 +168,9 @@ async fn ask(
         .map_err(|error| error.to_string())?;
     let others = config.cluster.peers.iter().filter(|peer| peer.id != join.node);
     let peers: BTreeMap<String, String> = others.map(|peer| (peer.id.clone(), peer.addr.to_string())).collect();
-    let resolve: control::Resolve = Rc::new(|address| {
+    let resolve: control::Resolve = Rc::new(move |address| {
         let address = address.to_owned();
-        Box::pin(async move { look_up(&address).await.ok() })
+        Box::pin(async move { look_up(&address, Some(bind.ip())).await.ok() })
     });
     let still_starting = async |why: String| {
         not_ready(&why);
@@ -214,5 +224,16 @@ mod tests {
         let voter = |name: &str| Server { name: name.to_owned(), address: format!("{name}:7943"), voter: true };
         let said = asking("n1", &[voter("n1"), voter("n2"), voter("n3")]);
         assert!(said.contains("n2 at n2:7943, n3 at n3:7943; to found one, 2 of 3 must be up"), "{said}");
+    }
+
+    #[test]
+    fn of_a_name_with_several_addresses_one_is_dialled_that_this_node_can_reach() {
+        let [four, six] = ["192.0.2.1:7943", "[2001:db8::1]:7943"].map(|text| text.parse::<SocketAddr>().unwrap());
+        let own = |text: &str| Some(text.parse::<IpAddr>().unwrap());
+        assert_eq!(first_reached(own("0.0.0.0"), &[six, four]), Ok(four));
+        assert_eq!(first_reached(own("::"), &[six, four]), Ok(six));
+        assert_eq!(first_reached(own("::"), &[four]), Ok(four));
+        assert!(first_reached(own("0.0.0.0"), &[six]).unwrap_err().contains("IPv6 addresses alone"));
+        assert!(first_reached(None, &[]).unwrap_err().contains("no address"));
     }
 }

@@ -46,6 +46,7 @@ mod status;
 mod stopping;
 mod topology;
 mod traces;
+mod trust;
 
 #[cfg(test)]
 mod tests;

@@ -46,6 +46,15 @@ pub fn plan_peer_plane(config: &Config, node_id: &str, shards: ShardId) -> Resul
     }
     let advertised =
         cluster.advertised(node_id).map_err(|error| Refusal::setting(error, "the same list on every node"))?;
+    if let Some(other) = cluster.peers.iter().find(|peer| peer.id != node_id && peer.addr == advertised) {
+        return Err(Refusal::setting(
+            format!(
+                "cluster.advertise_addr: this node ({node_id}) is to be reached at {advertised}, where cluster.peers has {}",
+                other.id
+            ),
+            "correct cluster.node_id, cluster.advertise_addr or cluster.peers: each node has an address of its own",
+        ));
+    }
     let mut host = cluster.bind_host(&advertised);
     if host.is_empty() {
         host = own_address(&advertised).unwrap_or_default();
@@ -55,6 +64,12 @@ pub fn plan_peer_plane(config: &Config, node_id: &str, shards: ShardId) -> Resul
         return Err(Refusal::setting(
             "cluster.addr: local bind address is not advertisable",
             "set cluster.advertise_addr",
+        ));
+    }
+    if let Some(six) = cluster.peers.iter().find(|peer| control_addr.is_ipv4() && is_ipv6(&peer.addr)) {
+        return Err(Refusal::setting(
+            format!("cluster.addr ({control_addr}) is IPv4, and cluster.peers has {} at {}", six.id, six.addr),
+            "write cluster.addr as \"[::]:7943\", or with an IPv6 address of this machine",
         ));
     }
     let base = match cluster.shard_port_base {
@@ -79,6 +94,10 @@ fn own_address(advertised: &ListenAddress) -> Option<String> {
     let host = advertised.host.as_ref()?;
     let address: IpAddr = host.parse().ok()?;
     UdpSocket::bind((address, 0)).ok().map(|_| host.clone())
+}
+
+fn is_ipv6(address: &ListenAddress) -> bool {
+    address.host.as_ref().is_some_and(|host| host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()))
 }
 
 /// On loopback, where several nodes of one machine meet, a taken port is replaced by a free one: peers are told.
@@ -187,6 +206,26 @@ mod tests {
             error.starts_with(&format!("narad: config: cluster.addr (127.0.0.1:{taken}): the UDP port is taken")),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_node_at_the_address_of_another_one_is_refused() {
+        let refused = |more: &[(&str, &str)], node: &str| plan_peer_plane(&config(more), node, 1).unwrap_err().line();
+        let at_b = [("NARAD_CLUSTER_ADVERTISE_ADDR", "127.0.0.1:2")];
+        let error = refused(&at_b, "c");
+        assert!(error.contains("this node (c) is to be reached at 127.0.0.1:2, where cluster.peers has b"), "{error}");
+        // What a host name that is no id of the list comes to.
+        let error = refused(&at_b, "host-of-b");
+        assert!(error.contains("this node (host-of-b) is to be reached at 127.0.0.1:2"), "{error}");
+        assert!(plan_peer_plane(&config(&at_b), "b", 1).unwrap().is_some());
+    }
+
+    #[test]
+    fn peers_that_a_socket_of_ipv4_never_reaches_are_refused() {
+        let six = [("NARAD_CLUSTER_PEERS", "a@127.0.0.1:1,b@127.0.0.1:2,c@[2001:db8::1]:3")];
+        let error = plan_peer_plane(&config(&six), "b", 1).unwrap_err().line();
+        assert!(error.contains("is IPv4, and cluster.peers has c at [2001:db8::1]:3"), "{error}");
+        assert!(error.contains("[::]:7943"), "{error}");
     }
 
     #[test]

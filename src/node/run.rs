@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +21,7 @@ use super::notify;
 use super::peer_plane::PeerPlane;
 use super::shard_thread::{self, ShardPlan};
 use super::stopping::{Heard, StopSignals};
+use super::trust::Trust;
 use super::{data_dir, Prepared};
 use crate::config::Config;
 use crate::http::{HttpMetrics, HttpSettings, NodeLimits, Surface, TopicDefaults};
@@ -144,7 +144,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
             shards,
             placed,
             // Without peers it is its own only voter: the restart decision refuses every other directory.
-            caught_up: AtomicBool::new(peer_plane.is_none()),
+            trust: if peer_plane.is_none() { Trust::without_end() } else { Trust::default() },
             certificates: Certificates::new(certificates),
             figures: NodeFigures::new(data.root.clone(), opened.metastore.watch.clone()),
             ..NodeState::default()

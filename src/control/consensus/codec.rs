@@ -13,13 +13,16 @@
 //! A reply of 421 says that nothing was done here, for certain; one of 503 that nobody knows. Its payload is the
 //! reason.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use narad_shards::io::Slice;
 use narad_shards::wire::{operation, status, Incoming, Lane, Outgoing};
 use prost::Message as _;
-use raft::eraftpb::{EntryType, Message, MessageType};
+use raft::eraftpb::{ConfState, EntryType, Message, MessageType};
 use serde::{Deserialize, Serialize};
+
+use super::configuration::Configuration;
 
 /// Version of the frames above.
 pub const VERSION: u8 = 1;
@@ -123,20 +126,70 @@ pub fn reply_text(reply: &Incoming) -> String {
     String::from_utf8_lossy(&reply.payload()).into_owned()
 }
 
-/// The library panics on numbers that name nothing, so they end here. What only a node's own log can tell ends in
-/// [`super::core::Core::step`].
+/// What has been counted up to lies below. Beyond it one step more would overflow in the library, and a term that one
+/// node was told is every node's within a second.
+const NUMBER_MAX: u64 = u64::MAX / 2;
+
+/// The library panics on numbers that name nothing and believes all others, so they end here. What only a node's own log
+/// can tell ends in [`super::core::Core::step`].
 pub fn decode_message(bytes: &[u8]) -> Result<Message, String> {
     let message = Message::decode(bytes).map_err(|error| error.to_string())?;
     if MessageType::from_i32(message.msg_type).is_none() {
         return Err(format!("message type {}", message.msg_type));
     }
-    if let Some(entry) = message.entries.iter().find(|entry| EntryType::from_i32(entry.entry_type).is_none()) {
-        return Err(format!("entry type {}", entry.entry_type));
-    }
     if message.from == 0 || message.to == 0 || message.term == 0 {
         return Err("a message without sender, receiver or term".to_owned());
     }
+    let Message { term, log_term, index, commit, commit_term, reject_hint, request_snapshot, .. } = message;
+    let highest = [term, log_term, index, commit, commit_term, reject_hint, request_snapshot].into_iter().max();
+    if highest > Some(NUMBER_MAX) {
+        return Err("a term or an index that nobody has counted up to".to_owned());
+    }
+    // Of an entry that the log does not have the library knows term 0: it would take what follows on nothing.
+    if (index == 0) != (log_term == 0) && message.msg_type == MessageType::MsgAppend as i32 {
+        return Err(format!("what follows on entry {index} of term {log_term}"));
+    }
+    check_entries(&message)?;
+    if is_snapshot(&message) {
+        check_snapshot(&message)?;
+    }
     Ok(message)
+}
+
+/// The log is one sequence, in which terms only rise, up to the sender's.
+fn check_entries(message: &Message) -> Result<(), String> {
+    let mut before = (message.index, message.log_term);
+    for entry in &message.entries {
+        if EntryType::from_i32(entry.entry_type).is_none() {
+            return Err(format!("entry type {}", entry.entry_type));
+        }
+        let (index, term) = (entry.index, entry.term);
+        if index != before.0 + 1 || !(before.1..=message.term).contains(&term) {
+            return Err(format!(
+                "entry {index} of term {term} behind {} of term {} in a message of term {}",
+                before.0, before.1, message.term
+            ));
+        }
+        before = (index, term);
+    }
+    Ok(())
+}
+
+/// The servers that the library takes over and those that this node keeps are the same, the receiver among them.
+fn check_snapshot(message: &Message) -> Result<(), String> {
+    let metadata = message.get_snapshot().get_metadata();
+    if !(1..=NUMBER_MAX).contains(&metadata.index) || !(1..=message.term).contains(&metadata.term) {
+        return Err(format!("a snapshot of entry {} of term {}", metadata.index, metadata.term));
+    }
+    let kept: Configuration = serde_json::from_slice(&message.get_snapshot().data)
+        .map_err(|error| format!("a snapshot without its servers: {error}"))?;
+    let sorted = |ids: &[u64]| ids.iter().copied().collect::<BTreeSet<u64>>().into_iter().collect::<Vec<u64>>();
+    let told = metadata.get_conf_state();
+    let told = ConfState { voters: sorted(&told.voters), learners: sorted(&told.learners), ..told.clone() };
+    if told != kept.conf_state() || kept.voters() == 0 || !kept.servers.contains_key(&message.to) {
+        return Err(format!("a snapshot whose servers are contradictory: {told:?}, kept {:?}", kept.conf_state()));
+    }
+    Ok(())
 }
 
 /// What peers may say to each other: their proposals and reads go other ways (E47), and the rest the library says to

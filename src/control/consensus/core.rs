@@ -120,8 +120,30 @@ impl Core {
                  once with --restored, then it joins as a new server"
             )));
         }
+        if let Some(index) = self.contradicted(&message) {
+            return Err(Stopped::refused(format!(
+                "the cluster's log has another entry {index} than the one that this node holds as decided: one of them has \
+                 forgotten what was decided (most nodes, or this one, were started on older copies of their data \
+                 directories); to take the cluster's word, start this node once with --restored, then it joins as a new \
+                 server and gives up what it alone knew of the metadata"
+            )));
+        }
         let _ = self.node.step(message); // refused messages are the library's business
         Ok(())
+    }
+
+    /// The first entry that is decided here, and another one where this message's leader has it. No leader of this term
+    /// or a later one lacks what was ever decided; the library takes such a log for a slow one, and waits for ever.
+    fn contradicted(&self, message: &Message) -> Option<u64> {
+        if message.msg_type != MessageType::MsgAppend as i32 || message.term < self.term() {
+            return None;
+        }
+        let told = message.entries.iter().map(|entry| (entry.index, entry.term));
+        let mut told = std::iter::once((message.index, message.log_term)).chain(told);
+        // As the library has it, with what this round of messages has brought; 0: it has no such entry.
+        let own = |index| self.node.raft.raft_log.term(index).unwrap_or(0);
+        let is_other = |index, term| ![0, term].contains(&own(index));
+        told.find(|(index, term)| *index <= self.committed() && is_other(*index, *term)).map(|(index, _)| index)
     }
 
     /// `Ok`: in the log, at this position, on its way. `Err`: it is not and will not be.

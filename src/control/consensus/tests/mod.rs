@@ -1,4 +1,5 @@
 mod fate;
+mod hostile;
 mod restarts;
 mod rule;
 mod world;

@@ -62,7 +62,7 @@ impl Hands for Notes {
     }
 }
 
-fn core(me: &str, voters: &[&str]) -> Core {
+pub fn core(me: &str, voters: &[&str]) -> Core {
     let servers: Vec<Server> =
         voters.iter().map(|name| Server { name: (*name).to_owned(), ..Server::default() }).collect();
     let stored = Stored {
@@ -132,6 +132,55 @@ fn e36_a_node_that_lost_acknowledged_entries_stops_and_names_restored() {
     let stopped = follower.step(heartbeat).unwrap_err();
     assert!(stopped.why.contains("up to entry 9, and it ends at entry 1"), "{}", stopped.why);
     assert!(stopped.why.contains("--restored"), "{}", stopped.why);
+}
+
+#[test]
+fn e36_a_node_whose_cluster_has_forgotten_what_was_decided_stops_and_says_so() {
+    sim::run(1, async {
+        let (a, b) = (bootstrap_id("a"), bootstrap_id("b"));
+        let follower = async || {
+            let (mut follower, mut notes) = (core("a", &["a", "b", "c"]), Notes::default());
+            for index in 2..=5 {
+                follower.step(append(b, a, index, index)).unwrap();
+            }
+            settle(&mut follower, &mut notes).await.unwrap();
+            assert_eq!(follower.committed(), 5);
+            follower
+        };
+        // A leader of a later term that was started on a directory that ends at entry 3.
+        let mut other = append(b, a, 4, 3);
+        (other.term, other.entries[0].term) = (7, 7);
+        let stopped = follower().await.step(other.clone()).unwrap_err();
+        assert!(
+            stopped.why.contains("another entry 4 than the one that this node holds as decided"),
+            "{}",
+            stopped.why
+        );
+        assert!(stopped.why.contains("--restored"), "{}", stopped.why);
+        // Later it has written on, and what it sends follows on an entry that is another one here.
+        let mut later = append(b, a, 6, 5);
+        (later.term, later.log_term, later.entries[0].term) = (7, 7, 7);
+        let stopped = follower().await.step(later).unwrap_err();
+        assert!(stopped.why.contains("another entry 5 than"), "{}", stopped.why);
+        // A leader of the past, one that sends again what is known, and what was never decided contradict nobody.
+        let mut follower = follower().await;
+        (other.term, other.entries[0].term) = (1, 1);
+        follower.step(other).unwrap();
+        follower.step(append(b, a, 4, 3)).unwrap();
+        follower.step(append(b, a, 6, 5)).unwrap();
+        let mut notes = Notes { durable_last: 5, ..Notes::default() };
+        settle(&mut follower, &mut notes).await.unwrap();
+        let mut instead = append(b, a, 6, 5);
+        (instead.term, instead.entries[0].term, instead.commit) = (7, 7, 6);
+        // The next one may come before the first is on the disk.
+        let mut next = append(b, a, 7, 6);
+        (next.term, next.log_term, next.entries[0].term) = (7, 7, 7);
+        follower.step(instead).unwrap();
+        follower.step(next.clone()).unwrap();
+        follower.step(Message { commit: 7, ..next }).unwrap();
+        settle(&mut follower, &mut notes).await.unwrap();
+        assert_eq!((follower.log().term_at(6), follower.committed()), (Some(7), 7));
+    });
 }
 
 #[test]
