@@ -80,6 +80,8 @@ pub enum ConsumeError {
     Unreachable,
     /// `503`: nobody serves the partition for the moment: its owner is dead, or it has none that this node knows of.
     OwnerDown,
+    /// `503`: the owner is short of something for the moment. The text is for the client, and names what to raise.
+    Busy(String),
 }
 
 /// One lease to settle: the parts of a receipt handle.

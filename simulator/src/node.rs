@@ -92,6 +92,7 @@ fn draw_retention(rng: &mut Rng) -> RetentionOptions {
         idle_after: rng.chance(2, 3).then(|| draw(rng, [30, 200, 2_000])),
         cold_interval: rng.chance(2, 3).then(|| draw(rng, [100, 1_000, 5_000])),
         open_logs_max: [2, 8, 100][rng.below(3) as usize],
+        ..RetentionOptions::default()
     }
 }
 

@@ -216,6 +216,7 @@ impl From<ConsumeError> for ApiError {
                 ApiError::new(StatusCode::BAD_GATEWAY, "the partition owner did not answer; retry").plain_text()
             }
             ConsumeError::OwnerDown => ApiError::unavailable(OWNER_DOWN).plain_text(),
+            ConsumeError::Busy(text) => ApiError::unavailable(text),
         }
     }
 }

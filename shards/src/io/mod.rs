@@ -50,6 +50,13 @@ pub struct Entry {
     pub bytes: u64,
 }
 
+/// The machine was short of descriptors or memory when the call came: nothing is wrong with the disk or its files, and the
+/// same call may work a moment later.
+pub fn is_shortage(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    matches!(number, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN))
+}
+
 /// A shard's access to the file system that holds the data directory. Cheap to clone.
 #[derive(Clone)]
 pub enum Disk {

@@ -45,6 +45,7 @@ use crate::peer::LocalBoxFuture;
 pub use committer::{Committer, CommitterOptions, Stored};
 pub use consumer::Consumer;
 pub use inflight::Range;
+pub(crate) use partition::busy;
 pub use position::{Position, AHEAD_FILE, AHEAD_FILE_BYTES};
 pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, QueueMetrics, ShardQueues};
 pub use vitals::QueueVitals;

@@ -4,6 +4,8 @@
 mod describe;
 mod directories;
 pub mod inspect;
+#[cfg(test)]
+mod lost_tests;
 mod open_logs;
 #[cfg(test)]
 mod open_logs_tests;

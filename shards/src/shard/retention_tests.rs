@@ -407,6 +407,9 @@ fn k45_k46_k47_a_purge_takes_the_deleted_life_alone_however_it_meets_its_success
             let left = door.list(Path::new("/data/topics")).await.expect("simulated");
             let left: Vec<String> = left.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect();
             assert_eq!(left, ["orders"], "seed {seed}");
+            let marks = door.list(Path::new("/data/stored")).await.expect("simulated");
+            let marks: Vec<String> = marks.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect();
+            assert_eq!(marks, ["orders.0000000000000004"], "seed {seed}");
         });
     }
 }

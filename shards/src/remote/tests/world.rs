@@ -248,6 +248,7 @@ impl World {
                     idle_after: None,
                     cold_interval: None,
                     open_logs_max: 100,
+                    ..RetentionOptions::default()
                 },
                 disk_reserve_bytes: RESERVE_BYTES,
                 disk_room: Default::default(),
