@@ -253,6 +253,32 @@ pub struct Quarantined {
     pub modified_at: u64,
 }
 
+/// What a graceful stop could not make durable. Nothing answered `202` is among it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NotStored {
+    /// Partitions whose newest acks may come undone.
+    pub positions: u64,
+    /// Partition logs whose end the next start has to find by reading them.
+    pub boundaries: u64,
+    /// WAL directories of which records that are in their partitions may be brought there again.
+    pub checkpoints: u64,
+    /// What the first of these failed with.
+    pub cause: Option<String>,
+}
+
+impl NotStored {
+    pub fn is_nothing(&self) -> bool {
+        self.positions + self.boundaries + self.checkpoints == 0
+    }
+
+    pub fn add(&mut self, other: NotStored) {
+        self.positions += other.positions;
+        self.boundaries += other.boundaries;
+        self.checkpoints += other.checkpoints;
+        self.cause = self.cause.take().or(other.cause);
+    }
+}
+
 /// What shards ask of the control thread.
 #[derive(Clone, Debug)]
 pub enum MetaCommand {

@@ -21,6 +21,7 @@ use narad_shards::shard::Shard;
 
 use super::balancers::Balancers;
 use super::certificates::Certificates;
+use super::disk_state::DiskState;
 use super::figures::{self, NodeFigures};
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
 use crate::peer::wall_clock;
@@ -34,6 +35,7 @@ pub struct NodeState {
     pub placed: Vec<Placed>,
     pub figures: NodeFigures,
     pub certificates: Certificates,
+    pub disk: DiskState,
     pub opened: AtomicU16,
     /// Shards that take connections.
     pub listening: AtomicU16,
@@ -69,7 +71,7 @@ impl NodeState {
         *self.cluster_gate.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = why;
     }
 
-    fn readiness(&self) -> Readiness {
+    pub(super) fn readiness(&self) -> Readiness {
         if self.figures.metastore.stopped.load(Ordering::Relaxed) {
             return Readiness::NotReady("metastore: node is not ready: metadata can no longer be stored".to_owned());
         }
@@ -85,7 +87,11 @@ impl NodeState {
             return Readiness::NotReady(why.clone());
         }
         match self.caught_up.load(Ordering::Relaxed) {
-            true => Readiness::Ready(self.certificates.degraded(wall_clock())),
+            true => {
+                let mut degraded = self.certificates.degraded(wall_clock());
+                degraded.extend(self.disk.degraded());
+                Readiness::Ready(degraded)
+            }
             false => Readiness::NotReady(
                 "metastore: node is not ready: replica has not caught up with the leader since start".to_owned(),
             ),
@@ -214,7 +220,8 @@ impl Broker for ShardBroker {
         self.state.health()
     }
 
-    fn readiness(&self) -> Readiness {
+    async fn readiness(&self) -> Readiness {
+        self.state.disk.look(&self.state).await;
         let readiness = self.state.readiness();
         self.state.balancers.note(matches!(readiness, Readiness::Ready(_)), rt::now());
         readiness
@@ -295,7 +302,8 @@ impl Broker for ProbeBroker {
         self.state.health()
     }
 
-    fn readiness(&self) -> Readiness {
+    async fn readiness(&self) -> Readiness {
+        self.state.disk.look(&self.state).await;
         self.state.readiness()
     }
 

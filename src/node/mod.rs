@@ -9,6 +9,7 @@ mod cgroup;
 mod cluster;
 mod control_thread;
 mod data_dir;
+mod disk_state;
 mod doctor;
 mod figures;
 mod filesystem;

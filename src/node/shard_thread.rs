@@ -184,7 +184,7 @@ async fn main(common: Arc<Common>, plan: ShardPlan, endpoint: Endpoint, handle: 
         },
         retention: retention(&common, plan.memory_bytes),
         disk_reserve_bytes: disk_reserve_bytes(common.state.shards.into()),
-        disk_room: common.disk_room.clone(),
+        node_disk: common.node_disk.clone(),
         adopt: plan.adopt,
     };
     let shard = Shard::open(options, plan.snapshot, carrier).await.map_err(|error| error.to_string())?;

@@ -8,6 +8,7 @@ mod fill;
 mod huge;
 mod other;
 pub mod ring;
+pub mod signals;
 pub mod sim;
 pub mod system;
 

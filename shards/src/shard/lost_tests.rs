@@ -9,7 +9,7 @@ use crate::io::sim::SimDisk;
 use crate::io::Disk;
 use crate::log_lines::LogLines;
 use crate::metrics::ShardMetrics;
-use crate::peer::{Request, Take};
+use crate::peer::{Reply, Request, Take};
 use crate::rt::{self, sim};
 
 fn refused(metrics: &ShardMetrics) -> Vec<u64> {
@@ -49,6 +49,8 @@ fn s27_a_topic_whose_directory_is_gone_is_not_served_and_never_begun_again_at_of
         let (bench, said) = started_without(Some("/data/topics/orders")).await;
         assert_eq!(refused(&bench.metrics().await), [1], "seen before anybody uses it");
         assert!(said > quiet, "in silence");
+        let described = bench.shard.handle(Request::Stats { incarnation: destination(1).incarnation }).await;
+        assert!(matches!(described, Reply::Stats(known) if known.is_empty()), "it would be taken for an empty one");
         let Err(ConsumeError::ReadFailed(text)) = consume(&bench, "orders").await else { panic!("served") };
         let mark = "/data/stored/orders.0000000000000001";
         assert!(text.starts_with(mark) && text.contains("/data/topics/orders is gone"), "{text}");

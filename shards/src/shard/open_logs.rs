@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::partitions::{NoLog, Partition};
 use super::Inner;
+use crate::api::NotStored;
 use crate::log::PartitionLog;
 use crate::rt::sync::{Lock, LockGuard, Notify};
 use crate::rt::{self, Instant, Queue};
@@ -142,10 +143,14 @@ impl Inner {
     }
 
     /// At a stop.
-    pub(super) async fn close_all_logs(&self) {
+    pub(super) async fn close_all_logs(&self) -> NotStored {
+        let mut failed = NotStored::default();
         for some in self.partitions.open_logs().chunks(CLOSED_AT_ONCE) {
-            rt::all(some.iter().map(|log| Box::pin(log.close())).collect()).await;
+            for cause in rt::all(some.iter().map(|log| Box::pin(log.close())).collect()).await.into_iter().flatten() {
+                failed.add(NotStored { boundaries: 1, cause: Some(cause), ..NotStored::default() });
+            }
         }
+        failed
     }
 
     /// Closes a log, unless consumers or commits turn out to need it: position first, then the exact boundary. Whoever
@@ -176,7 +181,9 @@ impl Inner {
         if log.touched_at() != touched_at {
             return false;
         }
-        log.close().await;
+        if let Some(cause) = log.close().await {
+            tracing::warn!(%cause, "partition log: the exact boundary was not written at close; the next open scans for it");
+        }
         true
     }
 }

@@ -163,6 +163,11 @@ impl Partitions {
         self.slots.borrow().get(&destination)?.known_log()
     }
 
+    /// It could not be opened when that was tried last.
+    pub fn is_unusable(&self, destination: Destination) -> bool {
+        self.slots.borrow().get(&destination).is_some_and(|partition| partition.unusable.get())
+    }
+
     pub(super) fn all(&self) -> Vec<Rc<Partition>> {
         self.slots.borrow().values().cloned().collect()
     }

@@ -2,6 +2,10 @@ use std::time::Duration;
 
 use super::*;
 
+fn error(text: &str) -> String {
+    format!("{{\"error\":\"{text}\"}}\n")
+}
+
 const TOO_LARGE: &str = "431 Request Header Fields Too Large\n";
 
 fn small_headers() -> HttpSettings {
@@ -82,6 +86,43 @@ fn more_lines_than_a_header_map_holds_are_refused_without_harm() {
         client.send(format!("GET /healthz HTTP/1.1\r\n{lines}\r\n").as_bytes()).await;
         client.answer().await.expect("an answer").expect(431, TOO_LARGE);
         world.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+    });
+}
+
+#[test]
+fn n41_a_content_length_that_is_too_large_or_is_no_number_is_said_to_be_that() {
+    run(|world| async move {
+        let unclear =
+            error("Content-Length must be one number of bytes, in decimal digits, the same wherever it is given");
+        let large = error("message too large");
+        for (headers, status, text) in [
+            ("Content-Length: 18446744073709551615", 413, error("request body too large")),
+            ("Content-Length: 18446744073709551614", 413, error("request body too large")),
+            ("Content-Length: 18446744073709551613", 413, large.clone()),
+            ("Content-Length: 9223372036854775808", 413, large),
+            ("Content-Length: 99999999999999999999999", 400, unclear.clone()),
+            ("Content-Length: -1", 400, unclear.clone()),
+            ("Content-Length: +3", 400, unclear.clone()),
+            ("Content-Length: 3, 3", 400, unclear.clone()),
+            ("Content-Length: 3\r\nContent-Length: 4", 400, unclear.clone()),
+            ("Content-Length:", 400, unclear),
+        ] {
+            let mut client = world.connect();
+            let head = format!("POST /v1/topics/t/produce HTTP/1.1\r\n{JSON}{headers}\r\n\r\n");
+            client.send(head.as_bytes()).await;
+            client.answer().await.unwrap_or_else(|| panic!("{headers}")).expect(status, &text);
+            assert_eq!(client.closed().await, b"", "{headers}");
+        }
+        assert_eq!(world.broker().stored.borrow().len(), 0);
+        // Chunked decides, and nothing more is read from the connection: what follows may be meant as part of the body.
+        let mut client = world.connect();
+        let both = format!(
+            "POST /v1/topics/t/produce HTTP/1.1\r\n{JSON}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n\
+             3\r\nabc\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n"
+        );
+        client.send(both.as_bytes()).await;
+        client.answer().await.expect("an answer").expect(202, "");
+        assert_eq!(client.closed().await, b"");
     });
 }
 

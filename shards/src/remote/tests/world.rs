@@ -251,7 +251,7 @@ impl World {
                     ..RetentionOptions::default()
                 },
                 disk_reserve_bytes: RESERVE_BYTES,
-                disk_room: Default::default(),
+                node_disk: Default::default(),
                 adopt: Vec::new(),
             };
             let shard = Shard::open(options, self.snapshot(number), Rc::new(carrier)).await.expect("opens");
