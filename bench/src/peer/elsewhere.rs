@@ -53,6 +53,10 @@ pub struct Options {
     /// seconds of each measurement (default 2)
     #[argh(option, default = "2.0")]
     seconds: f64,
+    /// messages per second, at fixed times (open loop): with the nodes and the load on the same CPUs, each connection
+    /// sending when its last answer came measures how they share them
+    #[argh(option)]
+    rate: Option<f64>,
 }
 
 const TOPIC: &str = "bench";
@@ -108,7 +112,7 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     let mut nodes = start(options, home.path(), &cpus)?;
 
     let mut run = Run::new("elsewhere");
-    run.load = Some(Load::Closed);
+    run.load = Some(options.rate.map_or(Load::Closed, |rate_per_s| Load::Open { rate_per_s }));
     run.set("dir", options.dir.display());
     run.set("cpus", cpu::list(&cpus));
     run.set("load_cpu", options.load_cpu.as_deref().map_or("beside the node that is idle".to_owned(), cpu::list));
@@ -116,6 +120,9 @@ pub fn run(_common: &Common, options: &Options) -> Result<Run, Failure> {
     run.set("payload", options.payload);
     run.set("rounds", options.rounds);
     run.set("seconds", options.seconds);
+    if let Some(rate) = options.rate {
+        run.set("rate", rate);
+    }
     let head = ["connections", "node", "messages/s", "p50 µs", "p99 µs", "syscalls/message", "p50 owner / other"];
     let head = head.map(str::to_owned).to_vec();
     run.tables.push(Table { title: "Produce on either node".into(), head, rows: Vec::new() });
@@ -156,7 +163,7 @@ fn load_options(options: &Options, duration: Duration) -> LoadOptions {
         warmup: WARMUP,
         duration,
         messages: None,
-        rate_per_s: None,
+        rate_per_s: options.rate,
         threads: 1,
         load_cpu: options.load_cpu.clone(),
         load_spin: false,

@@ -141,10 +141,10 @@ fn control_connections_outlive_silence_and_others_do_not() {
     for keep_alive in [true, false] {
         run(move |handle| async move {
             let (one, other) = (Counting::new("one", 1), Counting::new("other", 2));
-            let settings = PeerSettings { keep_alive, idle_timeout: Duration::from_millis(300), ..secret(SECRET) };
+            let settings = PeerSettings { keep_alive, idle_timeout: Duration::from_secs(1), ..secret(SECRET) };
             let (a, b) = (start(&handle, &one, settings.clone()), start(&handle, &other, settings));
             ask(&a, b.local_addr()).await.expect("it is answered");
-            rt::sleep(Duration::from_millis(700)).await;
+            rt::sleep(Duration::from_millis(2_500)).await;
             assert_eq!(a.connection_to(b.local_addr()).is_some(), keep_alive);
             ask(&a, b.local_addr()).await.expect("it is dialled again where it has to be");
         });
