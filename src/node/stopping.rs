@@ -60,9 +60,9 @@ pub async fn stop(
 fn not_stored(failed: &NotStored) -> String {
     let NotStored { positions, boundaries, checkpoints, cause } = failed;
     let parts = [
-        (*positions, "consumer positions (their newest acks come undone: those messages are delivered again)"),
-        (*checkpoints, "dispatch checkpoints (messages that are in their partitions may come there a second time)"),
-        (*boundaries, "ends of partition logs (the next start reads them again; no message comes twice for it)"),
+        (*positions, "consumer position(s) (their newest acks come undone: those messages are delivered again)"),
+        (*checkpoints, "dispatch checkpoint(s) (messages that are in their partitions may come there a second time)"),
+        (*boundaries, "end(s) of partition logs (the next start reads them again; no message comes twice for it)"),
     ];
     let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
     format!(
@@ -185,9 +185,12 @@ mod tests {
             let cause = Some("consumer position in /d/topics/t/p00000: no space left".to_owned());
             let failed = NotStored { positions: 3, cause, ..NotStored::default() };
             let text = stopped_with(false, failed.clone(), None).await.0.expect_err("exit status 1");
-            assert!(text.contains("3 consumer positions (their newest acks come undone: those messages are"), "{text}");
+            assert!(
+                text.contains("3 consumer position(s) (their newest acks come undone: those messages are"),
+                "{text}"
+            );
             assert!(text.contains("/d/topics/t/p00000: no space left. Free or replace the disk"), "{text}");
-            assert!(!text.contains("checkpoints") && !text.contains("ends of"), "{text}");
+            assert!(!text.contains("checkpoint") && !text.contains("end(s)"), "{text}");
             let cause = Stopped { why: "state.redb: disk full; free it".to_owned(), underway: false };
             let text = stopped_with(false, failed, Some(cause)).await.0.expect_err("exit status 1");
             assert!(
