@@ -176,9 +176,11 @@ impl Ledger {
                 self.late_answers += 1;
                 return;
             }
-            // An answer that was on its way when the process died arrives after the kill.
-            let kill = self.kills.iter().find(|kill| kill.at <= arrived && acked <= kill.at + ANSWER_IN_FLIGHT);
-            if kill.is_some_and(|kill| acked + kill.acks_before >= kill.at) {
+            // An answer that was on its way when the process died arrives after the kill. Several nodes may be killed within
+            // milliseconds, and the first one need not be the copy's owner.
+            let mut kills = self.kills.iter().filter(|kill| kill.at <= arrived && acked <= kill.at + ANSWER_IN_FLIGHT);
+            let kill = kills.clone().next();
+            if kills.any(|kill| acked + kill.acks_before >= kill.at) {
                 copy.acked = None;
                 self.acked_again += 1;
             } else {
@@ -308,6 +310,21 @@ mod tests {
             }
             ledger.delivered(&data, (0, 0), at(base, 9_000), at(base, 9_000), 1, VISIBILITY);
             assert_eq!(ledger.violations.len(), violations, "kill at {kill_ms:?}");
+        }
+    }
+
+    #[test]
+    fn d5_of_nodes_killed_one_after_the_other_each_has_acks_of_its_own() {
+        for (second_unwritten_ms, violations) in [(120, 0), (90, 1)] {
+            let (base, data) = (Instant::now(), payload(1, 100));
+            let mut ledger = Ledger::default();
+            ledger.produced(1, Outcome::Accepted, 0);
+            ledger.delivered(&data, (0, 0), at(base, 900), at(base, 900), 0, VISIBILITY);
+            ledger.acked(&data, (0, 0), at(base, 1_000));
+            ledger.killed(at(base, 1_060), at(base, 1_060), Duration::from_millis(45));
+            ledger.killed(at(base, 1_110), at(base, 1_110), Duration::from_millis(second_unwritten_ms));
+            ledger.delivered(&data, (0, 0), at(base, 3_000), at(base, 3_000), 1, VISIBILITY);
+            assert_eq!(ledger.violations.len(), violations, "{second_unwritten_ms}");
         }
     }
 

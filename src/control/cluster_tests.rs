@@ -356,6 +356,34 @@ fn k10_e52_a_node_that_forwarded_a_change_answers_when_its_own_shards_show_it() 
 }
 
 #[test]
+fn k45_e52_who_is_answered_finds_the_change_on_every_node_that_is_quick() {
+    sim::run(17, async {
+        let net: Rc<Net> = Rc::default();
+        let [leader, follower, slow] = settled(&net).await;
+        let nodes = [&leader, &follower, &slow];
+        let shown = |node: &Node| node.shards.shown.borrow().topic("t").map(|topic| topic.incarnation);
+        slow.shards.takes.set(Duration::from_millis(100));
+        for asked in [&leader, &follower, &leader, &follower] {
+            let topic = create(asked, "t", 3).await;
+            for node in nodes {
+                assert_eq!(shown(node), Some(topic.incarnation), "a produce would be told 404");
+            }
+            let delete = MetaCommand::DeleteTopic { name: "t".to_owned(), incarnation: topic.incarnation };
+            assert!(matches!(asked.control.handle(delete).await, MetaReply::Deleted));
+            for node in nodes {
+                assert_eq!(shown(node), None, "a produce would be taken for a topic that is gone");
+            }
+        }
+        // Nobody is held up by one that is slower.
+        slow.shards.takes.set(Duration::from_secs(20));
+        let started = rt::now();
+        create(&leader, "t", 3).await;
+        let waited = rt::now() - started;
+        assert!((250..500).contains(&waited.as_millis()), "{waited:?}");
+    });
+}
+
+#[test]
 fn k35_a_leader_that_starts_holds_creates_and_whoever_forwarded_one_waits_75_seconds() {
     sim::run(14, async {
         let net: Rc<Net> = Rc::default();

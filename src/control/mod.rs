@@ -193,29 +193,33 @@ impl Control {
                 created_at_ms: rt::wall_clock_ms(),
                 owner: topic.owner.as_deref().map(Arc::from),
             });
-            return Ok(
-                match self.log.propose(Command::CreateTopic { topic: proposed, owners: Owners::default() }).await? {
-                    Outcome::Created(topic) => MetaReply::Created(topic),
-                    Outcome::Refused(Refusal::IdTaken) => continue, // draw again
-                    other => reply_to(other),
-                },
-            );
+            match self.change(Command::CreateTopic { topic: proposed, owners: Owners::default() }).await? {
+                Outcome::Refused(Refusal::IdTaken) => {} // draw again
+                outcome => return Ok(reply_to(outcome)),
+            }
         }
     }
 
     async fn delete(&self, name: String, incarnation: Incarnation) -> Result<MetaReply, Stopped> {
-        Ok(reply_to(self.log.propose(Command::DeleteTopic { name: Arc::from(name), incarnation }).await?))
+        Ok(reply_to(self.change(Command::DeleteTopic { name: Arc::from(name), incarnation }).await?))
     }
 
     async fn alter(&self, name: String, incarnation: Incarnation, change: TopicChange) -> Result<MetaReply, Stopped> {
         if change.partitions.is_some() {
             self.wait_formed().await;
         }
-        Ok(reply_to(
-            self.log
-                .propose(Command::AlterTopic { name: Arc::from(name), incarnation, change, owners: Owners::default() })
-                .await?,
-        ))
+        let command = Command::AlterTopic { name: Arc::from(name), incarnation, change, owners: Owners::default() };
+        Ok(reply_to(self.change(command).await?))
+    }
+
+    /// Also waits for the other nodes, if they are quick: a refusal too may rest on what they do not show yet.
+    async fn change(&self, command: Command) -> Result<Outcome, Stopped> {
+        let outcome = self.log.propose(command).await?;
+        if let Some(membership) = &self.membership {
+            let index = self.applier.applied_index();
+            membership.wait_shown_elsewhere(index).await;
+        }
+        Ok(outcome)
     }
 
     async fn members(&self, detail: bool) -> Vec<MemberStatus> {

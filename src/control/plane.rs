@@ -128,6 +128,7 @@ impl Service for Door {
             operation::PROPOSE,
             operation::APPLIED_INDEX,
             operation::GET_TOPIC,
+            operation::SHOWN,
         ];
         Hello {
             cluster_id: self.applier.state().cluster_id(),

@@ -1,4 +1,4 @@
-//! Bodies of the membership operations between control endpoints (E42): JOIN_CLUSTER, FORGET_SERVER and NODE_STATUS. A
+//! Bodies of the membership operations between control endpoints (E42): JOIN_CLUSTER, FORGET_SERVER, SHOWN and NODE_STATUS. A
 //! heartbeat has none: it travels as a proposed command.
 
 use std::time::Duration;
@@ -103,6 +103,15 @@ pub fn forget_request(node: &str, budget: Duration) -> Outgoing {
 
 pub fn read_forget(request: &Incoming) -> Option<String> {
     String::from_utf8(request.archive().to_vec()).ok()
+}
+
+/// Asks to be answered once the log index that is the archive is shown.
+pub fn shown_request(index: u64, budget: Duration) -> Outgoing {
+    frame(operation::SHOWN, 0, budget, &index.to_le_bytes())
+}
+
+pub fn read_shown(request: &Incoming) -> Option<u64> {
+    Some(u64::from_le_bytes(request.archive().try_into().ok()?))
 }
 
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize)]

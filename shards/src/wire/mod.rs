@@ -47,6 +47,8 @@ pub mod operation {
     pub const READ_AT: u16 = 66;
     /// A metadata command that a node which does not lead asks the leader to propose (E47).
     pub const PROPOSE: u16 = 67;
+    /// Is answered once the receiver shows what was decided up to a log index.
+    pub const SHOWN: u16 = 68;
 }
 
 /// Statuses of replies: HTTP's numbers, mapped one to one at the HTTP boundary.

@@ -4,6 +4,7 @@
 mod admission;
 pub mod gate;
 mod join;
+mod shown;
 #[cfg(test)]
 mod takeover_tests;
 #[cfg(test)]
@@ -363,7 +364,10 @@ impl Membership {
                 Some(node) => self.forget(&node).await,
                 None => refusal(status::BAD_REQUEST, "bad_request", "unreadable node id"),
             },
-            operation::JOIN_CLUSTER | operation::FORGET_SERVER => {
+            operation::SHOWN if request.header.version == wire::VERSION => {
+                return Some(self.answer_shown(request).await)
+            }
+            operation::JOIN_CLUSTER | operation::FORGET_SERVER | operation::SHOWN => {
                 refusal(status::BAD_REQUEST, "bad_request", "unsupported version of a membership operation")
             }
             _ => return None,
