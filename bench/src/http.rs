@@ -304,7 +304,7 @@ impl Broker for StoresNothing {
         Health::Ok
     }
 
-    fn readiness(&self) -> Readiness {
+    async fn readiness(&self) -> Readiness {
         Readiness::Ready(Vec::new())
     }
 

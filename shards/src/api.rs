@@ -80,6 +80,8 @@ pub enum ConsumeError {
     Unreachable,
     /// `503`: nobody serves the partition for the moment: its owner is dead, or it has none that this node knows of.
     OwnerDown,
+    /// `503`: the owner is short of something for the moment. The text is for the client, and names what to raise.
+    Busy(String),
 }
 
 /// One lease to settle: the parts of a receipt handle.
@@ -249,6 +251,32 @@ pub struct Quarantined {
     pub bytes: u64,
     /// Unix seconds.
     pub modified_at: u64,
+}
+
+/// What a graceful stop could not make durable. Nothing answered `202` is among it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NotStored {
+    /// Partitions whose newest acks may come undone.
+    pub positions: u64,
+    /// Partition logs whose end the next start has to find by reading them.
+    pub boundaries: u64,
+    /// WAL directories of which records that are in their partitions may be brought there again.
+    pub checkpoints: u64,
+    /// What the first of these failed with.
+    pub cause: Option<String>,
+}
+
+impl NotStored {
+    pub fn is_nothing(&self) -> bool {
+        self.positions + self.boundaries + self.checkpoints == 0
+    }
+
+    pub fn add(&mut self, other: NotStored) {
+        self.positions += other.positions;
+        self.boundaries += other.boundaries;
+        self.checkpoints += other.checkpoints;
+        self.cause = self.cause.take().or(other.cause);
+    }
 }
 
 /// What shards ask of the control thread.

@@ -8,7 +8,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::{ConsumeError, Delivery, MetaCommand, MetaReply, PartitionStats, ReadAt, Settle, SettleStatus};
+use crate::api::{
+    ConsumeError, Delivery, MetaCommand, MetaReply, NotStored, PartitionStats, ReadAt, Settle, SettleStatus,
+};
 use crate::io::{AlignedBuf, Slice};
 use crate::meta::{Address, Destination, Incarnation, NodeId, PeerBook, ShardId, Snapshot};
 use crate::remote::Credit;
@@ -201,7 +203,7 @@ pub enum Request {
     /// First half of a graceful stop: take no produce, start no commit; settle what is under way. Answer:
     /// [`Reply::Done`].
     Quiesce,
-    /// Second half: make positions, boundaries and the checkpoint durable. Answer: [`Reply::Done`].
+    /// Second half: make positions, boundaries and the checkpoint durable. Answer: [`Reply::ShutDown`].
     Shutdown,
 }
 
@@ -221,6 +223,8 @@ pub enum Reply {
     Prepared(Result<(), String>),
     Metrics(Box<crate::metrics::ShardMetrics>),
     Vitals(Box<crate::metrics::ShardVitals>),
+    /// What could not be stored.
+    ShutDown(NotStored),
     Done,
 }
 

@@ -99,7 +99,7 @@ async fn start() -> (Shard, Consumer) {
         log: LogOptions::default(),
         positions: CommitterOptions::default(),
         disk_reserve_bytes: 0,
-        disk_room: Default::default(),
+        node_disk: Default::default(),
         retention: RetentionOptions::default(),
         adopt: Vec::new(),
     };

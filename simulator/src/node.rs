@@ -21,7 +21,7 @@ use narad_shards::remote::sim::SimNetwork;
 use narad_shards::rt::sim::{Rng, Sim};
 use narad_shards::rt::sync::{oneshot, Notify, Sender};
 use narad_shards::rt::{self, Queue};
-use narad_shards::shard::{NodeRoom, RetentionOptions, Shard, ShardOptions};
+use narad_shards::shard::{NodeDisk, RetentionOptions, Shard, ShardOptions};
 
 use crate::broker::{Answer, Broker, End, Launcher, Observer, Probe};
 use crate::cluster::Cluster;
@@ -92,6 +92,7 @@ fn draw_retention(rng: &mut Rng) -> RetentionOptions {
         idle_after: rng.chance(2, 3).then(|| draw(rng, [30, 200, 2_000])),
         cold_interval: rng.chance(2, 3).then(|| draw(rng, [100, 1_000, 5_000])),
         open_logs_max: [2, 8, 100][rng.below(3) as usize],
+        ..RetentionOptions::default()
     }
 }
 
@@ -103,7 +104,7 @@ impl Launcher for ShardLauncher {
             let numbers = prepare(&disk).await.map_err(|error| format!("data directory: {error}"))?;
             let snapshot = control.begins(node, links.clone()).await?;
             let mut opening = Vec::new();
-            let disk_room = NodeRoom::default();
+            let node_disk = NodeDisk::default();
             for id in 0..shards {
                 let adopt = numbers.iter().copied().filter(|n| *n >= u32::from(shards));
                 let options = ShardOptions {
@@ -121,7 +122,7 @@ impl Launcher for ShardLauncher {
                     positions: CommitterOptions::default(),
                     retention: tuning.retention,
                     disk_reserve_bytes: tuning.reserve_bytes,
-                    disk_room: disk_room.clone(),
+                    node_disk: node_disk.clone(),
                     adopt: adopt.filter(|n| n % u32::from(shards) == u32::from(id)).collect(),
                 };
                 let snapshot = snapshot.clone();

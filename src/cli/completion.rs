@@ -154,7 +154,9 @@ fn zsh(tree: &Tree) -> String {
     }
     script.push_str(
         "    esac\n    _describe narad choices || _files\n}\n\
-         if [ \"$funcstack[1]\" = _narad ]; then _narad \"$@\"; else compdef _narad narad; fi\n",
+         if [ \"$funcstack[1]\" = _narad ]; then\n    _narad \"$@\"\nelse\n\
+         \x20   (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }\n\
+         \x20   compdef _narad narad\nfi\n",
     );
     script
 }
@@ -252,6 +254,23 @@ mod tests {
         assert_eq!(offered(&["narad", "topic", "add", "orders", "--ret"]), "--retention");
         assert_eq!(offered(&["narad", "serve", "--data-dir", ""]), "", "a value: left to the names of files");
         assert_eq!(offered(&["narad", "topic", "add", "topic", "--ser"]), "--server", "wherever it is taken");
+    }
+
+    /// In a real zsh where there is one, in which nobody has set completion up.
+    #[test]
+    fn zsh_sets_completion_up_where_nobody_has() {
+        let script = zsh(&Tree::new());
+        let (set_up, used) = (script.find("&& compinit -i"), script.rfind("compdef _narad narad"));
+        assert!(set_up.is_some() && set_up < used, "{script}");
+        let script = format!("{script}\nprint -r -- \"$_comps[narad]\"");
+        let home = std::env::temp_dir().join(format!("narad-zsh-{}", std::process::id()));
+        std::fs::create_dir_all(&home).unwrap();
+        let mut shell = std::process::Command::new("zsh");
+        let output = shell.env("ZDOTDIR", &home).env("HOME", &home).args(["-f", "-c", &script]).output();
+        std::fs::remove_dir_all(&home).unwrap();
+        let Ok(output) = output else { return };
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(out.trim() == "_narad" && err.is_empty(), "{out}{err}");
     }
 
     #[test]

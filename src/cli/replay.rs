@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use argh::{ArgsInfo, FromArgs};
-use narad_shards::io::system;
+use narad_shards::io::signals;
 
 use super::client::{Client, Request};
 use super::render::Message;
@@ -37,11 +37,17 @@ pub fn run(command: Replay, client: &mut Client, out: &mut dyn Write, err: &mut 
             return Err(Failure::Usage(format!("--from {from} is behind --to {to}: nothing lies between")));
         }
     }
-    client.watch_interrupts(system::catch_interrupts());
+    client.watch_interrupts(signals::catch_interrupts());
     let Whole(partition) = command.partition;
     let stats = match &Details::ask(client, &command.topic, Some(partition))?.partition_stats[..] {
         [stats] if stats.is_known() => stats.clone(),
-        _ => return Err(Failure::Request(format!("the owner of partition {partition} does not answer: try again"))),
+        other => {
+            let why = other.first().map_or("unknown", |stats| stats.liveness());
+            return Err(Failure::Request(format!(
+                "partition {partition} is not served ({why}): its node is down, or cannot open it, and that node's log \
+                 says why; try again"
+            )));
+        }
     };
     // What is not there (any more, or yet) is no part of the range.
     let from = command.from.map_or(0, |from| from.0).max(stats.oldest_offset);

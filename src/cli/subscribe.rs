@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use argh::{ArgsInfo, FromArgs};
-use narad_shards::io::system;
+use narad_shards::io::signals;
 
 use super::client::{Client, Request, Response};
 use super::render::{percent, Message};
@@ -53,7 +53,7 @@ pub fn run(command: Sub, client: &mut Client, out: &mut dyn Write, err: &mut dyn
     if command.peek && command.no_ack {
         return Err(Failure::Usage("--no-ack goes without saying with --peek".to_owned()));
     }
-    client.watch_interrupts(system::catch_interrupts());
+    client.watch_interrupts(signals::catch_interrupts());
     let mut session = Session { command: &command, client, out, err, received: 0 };
     let result = match command.peek {
         true => session.peek(),

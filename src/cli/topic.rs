@@ -115,7 +115,7 @@ pub fn run(
     err: &mut dyn Write,
 ) -> Result<(), Failure> {
     match topic.command {
-        TopicCommand::Add(add) => create(&add, client, out),
+        TopicCommand::Add(add) => create(&add, client, out, err),
         TopicCommand::Ls(ls) => list(&ls, client, out),
         TopicCommand::Info(info) => {
             let response = client.call(&Request::new("GET", path(&info.name)))?;
@@ -124,7 +124,7 @@ pub fn run(
             }
             print_topic(&response, out)
         }
-        TopicCommand::Edit(edit) => alter(&edit, client, out),
+        TopicCommand::Edit(edit) => alter(&edit, client, out, err),
         TopicCommand::Rm(rm) => remove(&rm, client, input, err),
     }
 }
@@ -141,10 +141,27 @@ pub(super) struct Described {
     #[serde(default)]
     retention_ms: Option<u64>,
     #[serde(default)]
+    visibility_timeout_ms: u64,
+    #[serde(default)]
     role: String,
 }
 
 impl Described {
+    /// The server takes any visibility timeout. One behind which retention waits is hardly meant.
+    fn outlived_lease(&self) -> Option<String> {
+        let retention_ms = self.retention_ms.filter(|ms| (1..self.visibility_timeout_ms).contains(ms))?;
+        let shown = |ms| format_duration(Duration::from_millis(ms));
+        Some(format!(
+            "warning: messages of {} are kept for {}, less than the {} for which one is leased: one whose consumer dies may \
+             be gone before it is delivered again. The visibility timeout is fixed: make another topic with a shorter one, \
+             or keep messages longer with `narad topic edit {} --retention`",
+            self.name,
+            shown(retention_ms),
+            shown(self.visibility_timeout_ms),
+            self.name
+        ))
+    }
+
     /// The topic's place in a fan-out. `standalone` is none, and reads like a node that has no cluster.
     pub fn role(&self) -> &str {
         match self.role.as_str() {
@@ -172,9 +189,19 @@ pub(super) struct Stats {
     pub owner_node: String,
     #[serde(default)]
     status: String,
+    #[serde(default)]
+    owner_liveness: String,
 }
 
 impl Stats {
+    /// Why its numbers mean nothing, in a word.
+    pub fn liveness(&self) -> &str {
+        match self.owner_liveness.as_str() {
+            "" => "unknown",
+            word => word,
+        }
+    }
+
     /// `false`: its owner did not answer, and the numbers mean nothing.
     pub fn is_known(&self) -> bool {
         matches!(self.status.as_str(), "" | "ok")
@@ -240,7 +267,7 @@ fn milliseconds(flag: &str, text: Option<&str>, forever: bool) -> Result<Option<
     }
 }
 
-fn create(add: &Add, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
+fn create(add: &Add, client: &mut Client, out: &mut dyn Write, err: &mut dyn Write) -> Result<(), Failure> {
     let mut body = json!({"name": add.name});
     let given = |value: u64| (value != 0).then_some(value);
     set(
@@ -253,10 +280,11 @@ fn create(add: &Add, client: &mut Client, out: &mut dyn Write) -> Result<(), Fai
             ("max_acked_ahead_per_partition", given(add.max_acked_ahead.0)),
         ],
     );
-    send(client, "POST", "/v1/topics".to_owned(), &add.name, &body, 201, out)
+    let request = ("POST", "/v1/topics".to_owned());
+    send(client, request, &add.name, &body, 201, (out, err))
 }
 
-fn alter(edit: &Edit, client: &mut Client, out: &mut dyn Write) -> Result<(), Failure> {
+fn alter(edit: &Edit, client: &mut Client, out: &mut dyn Write, err: &mut dyn Write) -> Result<(), Failure> {
     if edit.visibility.is_some() {
         return Err(Failure::Usage(
             "--visibility: the visibility timeout is fixed when a topic is created: leave it out, or make another topic"
@@ -283,7 +311,7 @@ fn alter(edit: &Edit, client: &mut Client, out: &mut dyn Write) -> Result<(), Fa
             "nothing to change: give --retention, --partitions, --max-in-flight or --max-acked-ahead".to_owned(),
         ));
     }
-    send(client, "PATCH", path(&edit.name), &edit.name, &body, 200, out)
+    send(client, ("PATCH", path(&edit.name)), &edit.name, &body, 200, (out, err))
 }
 
 fn set<const N: usize>(body: &mut Value, fields: [(&str, Option<u64>); N]) {
@@ -321,12 +349,11 @@ fn refusal(response: &Response, name: &str) -> Failure {
 /// Sends a JSON body and prints the topic that comes back.
 fn send(
     client: &mut Client,
-    method: &'static str,
-    target: String,
+    (method, target): (&'static str, String),
     name: &str,
     body: &Value,
     expected: u16,
-    out: &mut dyn Write,
+    (out, err): (&mut dyn Write, &mut dyn Write),
 ) -> Result<(), Failure> {
     let body = body.to_string();
     let request =
@@ -334,6 +361,10 @@ fn send(
     let response = client.call(&request)?;
     if response.status != expected {
         return Err(refusal(&response, name));
+    }
+    let topic: Described = response.json()?;
+    if let Some(warning) = topic.outlived_lease() {
+        writeln!(err, "{warning}")?;
     }
     print_topic(&response, out)
 }
@@ -471,5 +502,20 @@ mod tests {
         assert_eq!(after_gap("offset 3 aged out of retention (oldest retained: 40)", 3), 40);
         assert_eq!(after_gap("record is unreadable", 3), 4);
         assert_eq!(after_gap("aged out of retention (oldest retained: 2)", 3), 4);
+    }
+
+    #[test]
+    fn gap_4_a_lease_that_outlives_its_message_is_taken_and_warned_of() {
+        let warned = |retention_ms: u64, visibility_timeout_ms: u64| {
+            let topic = json!({
+                "name": "t", "partitions": 3, "retention_ms": retention_ms,
+                "visibility_timeout_ms": visibility_timeout_ms
+            });
+            serde_json::from_value::<Described>(topic).unwrap().outlived_lease()
+        };
+        let day = 86_400_000;
+        assert!(warned(day, 30 * day).is_some_and(|text| text.contains("kept for 24h") && text.contains("720h")));
+        assert_eq!(warned(day, day), None);
+        assert_eq!(warned(0, 30 * day), None, "kept for ever");
     }
 }

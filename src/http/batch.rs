@@ -61,6 +61,10 @@ impl Batch {
             return Err(ApiError::bad_request("messages required"));
         }
         let mut arena = Vec::new();
+        if parsed.iter().any(Parsed::is_encoded) {
+            // At once: a buffer that doubles would be twice the body at its end.
+            arena.reserve_exact(body.len());
+        }
         let mut messages = Vec::with_capacity(parsed.len());
         for (index, message) in parsed.iter().enumerate() {
             let checked = message.check(&body, &mut arena).map_err(|error| error.of_message(index))?;
@@ -139,6 +143,12 @@ impl<'a> Element<'a> for Parsed<'a> {
 }
 
 impl Parsed<'_> {
+    /// Its bytes do not lie in the body as they are to be stored.
+    fn is_encoded(&self) -> bool {
+        let owned_key = self.key.as_ref().is_some_and(|key| matches!(key.0, Cow::Owned(_)));
+        owned_key || self.key_encoding.is_some() || self.payload_encoding.is_some()
+    }
+
     /// Pass 1 of one message: encodings, empty payload, size, negative partition.
     fn check(&self, body: &Bytes, arena: &mut Vec<u8>) -> Result<Message, ApiError> {
         let key = match (&self.key, is_base64("key_encoding", &self.key_encoding)?) {

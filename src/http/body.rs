@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Incoming};
 use narad_shards::rt::{self, Instant, Sleep};
 
-use super::decode::{Coding, Decoder};
+use super::decode::{Coding, Decoder, STEP_BYTES};
 use super::limits::{BodyReservation, NodeLimits};
 use super::stream::Conn;
 
@@ -65,6 +65,26 @@ impl<'a> BodyReader<'a> {
             memory: None,
             refused_for_memory: false,
         }
+    }
+
+    /// Makes room for `more` bytes in a buffer that never holds more than `bytes_max`, and `beside` bytes besides it.
+    /// What counts is what is allocated, before it is.
+    fn grow(&mut self, all: &mut Vec<u8>, more: usize, bytes_max: usize, beside: usize) -> Result<(), BodyFailure> {
+        let needed = all.len() + more;
+        if needed > all.capacity() {
+            let doubled = (2 * all.capacity()).min(bytes_max).max(needed);
+            self.hold(doubled + beside)?;
+            all.reserve_exact(doubled - all.len());
+        }
+        Ok(())
+    }
+
+    /// As much again as the body has, for what is decoded from it.
+    pub fn hold_twice(&mut self, body: &Bytes) -> Result<(), BodyFailure> {
+        if let Some(memory) = &mut self.memory {
+            memory.shrink_to(body.len()); // whatever unpacked it has gone
+        }
+        self.hold(2 * body.len())
     }
 
     /// So many bytes of the body are held.
@@ -158,14 +178,18 @@ impl<'a> BodyReader<'a> {
         reservation: &mut BodyReservation,
     ) -> Result<Bytes, BodyFailure> {
         let mut cover = |bytes| reservation.cover(bytes).map_err(|_| BodyFailure::NoBudget);
-        let Some(mut decoder) = Decoder::new(coding) else {
+        if coding == Coding::Identity {
             return self.read_plain(bytes_max, cover).await;
-        };
+        }
         if self.declared_bytes().is_some_and(|bytes| bytes > bytes_max as u64) {
             return Err(BodyFailure::TooLarge);
         }
-        let (mut sent, mut decoded, mut slice) = (0, Vec::with_capacity(FIRST_BYTES), 0);
-        while let Some(piece) = self.next().await? {
+        // Nothing is set up for a client that has sent nothing.
+        let mut next = self.next().await?;
+        let mut decoder = Decoder::new(coding).unwrap_or(Decoder::Broken);
+        let (mut sent, mut decoded, mut slice) = (0, Vec::new(), 0);
+        self.grow(&mut decoded, FIRST_BYTES + STEP_BYTES, bytes_max, decoder.memory_bytes())?;
+        while let Some(piece) = next {
             sent += piece.len();
             if sent > bytes_max {
                 return Err(BodyFailure::TooLarge);
@@ -174,18 +198,20 @@ impl<'a> BodyReader<'a> {
             let mut more = !rest.is_empty();
             while more {
                 let before = decoded.len();
+                self.grow(&mut decoded, STEP_BYTES, bytes_max, decoder.memory_bytes())?;
                 more = decoder.step(&mut rest, &mut decoded).map_err(|_| BodyFailure::Undecodable)?;
                 if decoded.len() > bytes_max {
                     return Err(BodyFailure::TooLarge);
                 }
                 cover(decoded.len())?;
-                self.hold(decoded.len())?;
+                self.hold(decoded.capacity() + decoder.memory_bytes())?;
                 slice += decoded.len() - before;
                 if slice >= SLICE_BYTES {
                     slice = 0;
                     rt::yield_now().await;
                 }
             }
+            next = self.next().await?;
         }
         decoder.finish(&mut decoded).map_err(|_| BodyFailure::Undecodable)?;
         if decoded.len() > bytes_max {
@@ -212,8 +238,9 @@ impl<'a> BodyReader<'a> {
         if self.at_end() {
             return Ok(first);
         }
-        let expected = declared.map_or(FIRST_BYTES, |bytes| FIRST_BYTES.min(bytes as usize));
-        let mut all = Vec::with_capacity(expected.max(first.len()));
+        let whole = declared.map_or(bytes_max, |bytes| bytes as usize);
+        let mut all = Vec::new();
+        self.grow(&mut all, FIRST_BYTES.min(whole).max(first.len()), whole, 0)?;
         all.extend_from_slice(&first);
         drop(first);
         while !self.at_end() {
@@ -222,7 +249,7 @@ impl<'a> BodyReader<'a> {
                 return Err(BodyFailure::TooLarge);
             }
             cover(all.len() + piece.len())?;
-            self.hold(all.len() + piece.len())?;
+            self.grow(&mut all, piece.len(), whole, 0)?;
             all.extend_from_slice(&piece);
         }
         Ok(Bytes::from(all))

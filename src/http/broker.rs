@@ -103,7 +103,7 @@ pub trait Broker: 'static {
 
     fn health(&self) -> Health;
 
-    fn readiness(&self) -> Readiness;
+    fn readiness(&self) -> impl Future<Output = Readiness>;
 
     /// The figures of all shards of this node that answer.
     fn metrics(&self) -> impl Future<Output = Vec<ShardMetrics>>;

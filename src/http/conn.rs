@@ -54,7 +54,7 @@ where
     let mut told = false;
     let mut watched = Watched::new(stream, state.clone());
     let mut many_lines = false;
-    let (finished, mut stream) = loop {
+    let (finished, mut stream, large_body) = loop {
         let service = service_fn(|request: Request<Incoming>| {
             state.begin_request();
             let (ctx, state) = (ctx.clone(), state.clone());
@@ -96,17 +96,32 @@ where
 
         // The handler, if one was running, is dropped here: its client has left, or was too slow.
         let parts = connection.into_parts();
-        if many_lines || state.refused() != Some(431) || lines(&parts.read_buf) <= LINES_USUAL {
-            break (finished, parts.io.stream);
+        let unread = parts.read_buf;
+        // With a length of body that is beyond it hyper has taken the block, and what is left is the body: read as a request
+        // it would be one that nobody made.
+        let is_head = state.holds_whole_head(parts.io.stream.received(), unread.len());
+        if many_lines || !is_head || state.refused() != Some(431) || lines(&unread) <= LINES_USUAL {
+            // A header block that is too large is still there; one that says that its body is has been taken.
+            let large_body = !is_head
+                && state.refused() == Some(431)
+                && unread.len() < ctx.settings.header_bytes_max
+                && lines(&unread) <= LINES_USUAL;
+            break (finished, parts.io.stream, large_body);
         }
         many_lines = true;
         state.forget_refusal();
-        watched = Watched::rewound(parts.io.stream, parts.read_buf, state.clone());
+        watched = Watched::rewound(parts.io.stream, unread, state.clone());
     };
     match (&finished, state.refused()) {
-        (Some(_), Some(status)) => {
+        (Some(result), Some(status)) => {
+            let (status, why) = match result {
+                _ if large_body => (413, Some(reply::BODY_TOO_LARGE)),
+                // hyper has no other word for it, and keeps the block.
+                Err(cause) if cause.to_string().contains("content-length") => (status, Some(reply::CONTENT_LENGTH)),
+                _ => (status, None),
+            };
             ctx.metrics.count_refused(status);
-            let answer = reply::refusal(status);
+            let answer = reply::refusal(status, why);
             let sent = rt::timeout(LINGER, async {
                 write_all(&mut stream, &answer).await?;
                 poll_fn(|cx| Pin::new(&mut stream).poll_shutdown(cx)).await

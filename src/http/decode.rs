@@ -4,10 +4,12 @@
 use std::io::{self, Write};
 
 use flate2::write::MultiGzDecoder;
-use zstd::stream::raw::{DParameter, Decoder as ZstdContext, InBuffer, Operation, OutBuffer};
+use zstd::zstd_safe::{get_error_name, DCtx, DParameter, InBuffer, OutBuffer, ResetDirective};
 
 /// Bytes that one step may add at most.
-const STEP_BYTES: usize = 64 << 10;
+pub(crate) const STEP_BYTES: usize = 64 << 10;
+/// What gzip needs: its window of 32 KiB, its tables, and the buffer that it writes to.
+const GZIP_BYTES: usize = 80 << 10;
 /// Frames that want a larger window are refused: it would be memory beside the decoded body. No body may decode to
 /// more than 16 MiB, so no honest one needs more.
 const ZSTD_WINDOW_LOG_MAX: u32 = 24;
@@ -42,7 +44,7 @@ impl Coding {
 pub(crate) enum Decoder {
     Gzip(Box<MultiGzDecoder<Vec<u8>>>),
     Zstd {
-        context: ZstdContext<'static>,
+        context: DCtx<'static>,
         scratch: Vec<u8>,
         /// A frame has begun and not ended.
         in_frame: bool,
@@ -63,9 +65,18 @@ impl Decoder {
     }
 
     fn zstd() -> io::Result<Decoder> {
-        let mut context = ZstdContext::new()?;
-        context.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG_MAX))?;
+        let mut context = DCtx::try_create().ok_or(io::ErrorKind::OutOfMemory)?;
+        context.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG_MAX)).map_err(refused)?;
         Ok(Decoder::Zstd { context, scratch: vec![0; STEP_BYTES], in_frame: false, frames: 0 })
+    }
+
+    /// Memory that it holds beside what it has decoded; zstd's grows with a frame's window.
+    pub fn memory_bytes(&self) -> usize {
+        match self {
+            Decoder::Gzip(_) => GZIP_BYTES,
+            Decoder::Zstd { context, scratch, .. } => context.sizeof() + scratch.len(),
+            Decoder::Broken => 0,
+        }
     }
 
     /// Consumes some of `input` and appends at most about [`STEP_BYTES`] to `decoded`. `false`: feed more input.
@@ -82,12 +93,12 @@ impl Decoder {
                     if input.is_empty() {
                         return Ok(false);
                     }
-                    context.reinit()?;
+                    context.reset(ResetDirective::SessionOnly).map_err(refused)?;
                     *in_frame = true;
                 }
                 let mut source = InBuffer::around(input);
                 let mut target = OutBuffer::around(&mut scratch[..]);
-                let hint = context.run(&mut source, &mut target)?;
+                let hint = context.decompress_stream(&mut target, &mut source).map_err(refused)?;
                 let (taken, written) = (source.pos(), target.pos());
                 decoded.extend_from_slice(&scratch[..written]);
                 *input = &input[taken..];
@@ -115,6 +126,10 @@ impl Decoder {
             Decoder::Broken => Err(io::ErrorKind::OutOfMemory.into()),
         }
     }
+}
+
+fn refused(code: usize) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, get_error_name(code))
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ pub(crate) fn healthz<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> 
     }
 }
 
-pub(crate) fn readyz<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
-    let degraded = match call.ctx.broker.readiness() {
+pub(crate) async fn readyz<B: Broker>(call: &Call<'_, B>) -> Result<Reply, ApiError> {
+    let degraded = match call.ctx.broker.readiness().await {
         Readiness::Ready(degraded) => degraded,
         Readiness::NotReady(gate) => return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, gate)),
     };

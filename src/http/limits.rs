@@ -202,6 +202,13 @@ impl BodyReservation {
         body_bytes as u64 > MEMORY_STEP_BYTES
     }
 
+    /// Gives back what is beyond a body of `body_bytes`.
+    pub(crate) fn shrink_to(&mut self, body_bytes: usize) {
+        let wanted = (body_bytes as u64).next_multiple_of(self.step_bytes).min(self.bytes);
+        (self.budget)(&self.node).bytes.fetch_sub(self.bytes - wanted, Relaxed);
+        self.bytes = wanted;
+    }
+
     /// Covers a body of `body_bytes`; takes nothing for one step or less.
     pub(crate) fn cover(&mut self, body_bytes: usize) -> Result<(), Full> {
         let budget = (self.budget)(&self.node);

@@ -209,7 +209,7 @@ async fn judge<B: Broker>(call: &Call<'_, B>, found: Found<'_>, body: &mut BodyR
         Route::Detach => unbuilt::detach(call, &topic),
         Route::Attach => unbuilt::attach(call, &topic, body).await,
         Route::Healthz => health::healthz(call),
-        Route::Readyz => health::readyz(call),
+        Route::Readyz => health::readyz(call).await,
         Route::Metrics => health::metrics(call).await,
         Route::NodeShards => node::shards(call).await,
         Route::ListMembers => members::list(call).await,

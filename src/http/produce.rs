@@ -13,7 +13,8 @@ use super::limits::{BodyReservation, Kind};
 use super::pipeline::Call;
 use super::query::unsigned;
 use super::reply::{
-    self, ApiError, Reply, MEMORY_EXHAUSTED, MESSAGE_REQUIRED, MESSAGE_TOO_LARGE, PARTITION_OUT_OF_RANGE,
+    self, ApiError, Reply, BODY_TOO_LARGE, MEMORY_EXHAUSTED, MESSAGE_REQUIRED, MESSAGE_TOO_LARGE,
+    PARTITION_OUT_OF_RANGE,
 };
 use super::Broker;
 
@@ -60,16 +61,18 @@ pub(crate) async fn batch<B: Broker>(
     ))?;
     // Held until the answer: it stands for the memory of the body and of what was decoded from it.
     let mut reservation = BodyReservation::of_large_bodies(&call.ctx.node);
-    let body = body.read_decoded(coding, BATCH_BYTES_MAX, &mut reservation).await.map_err(|failure| {
+    let refused = |failure| {
         if failure == BodyFailure::NoBudget {
             call.ctx.metrics.count_budget_rejection();
         }
-        reply::body_refusal(failure, "request body too large")
-    })?;
-    let batch = if body.len() <= PARSE_IN_PLACE_BYTES {
-        Batch::parse(body)?
+        reply::body_refusal(failure, BODY_TOO_LARGE)
+    };
+    let bytes = body.read_decoded(coding, BATCH_BYTES_MAX, &mut reservation).await.map_err(refused)?;
+    body.hold_twice(&bytes).map_err(refused)?;
+    let batch = if bytes.len() <= PARSE_IN_PLACE_BYTES {
+        Batch::parse(bytes)?
     } else {
-        rt::blocking(move || Batch::parse(body)).await?
+        rt::blocking(move || Batch::parse(bytes)).await?
     };
     if let Some(slot) = &mut slot {
         let messages = u32::try_from(batch.len()).unwrap_or(u32::MAX);

@@ -33,6 +33,10 @@ pub(crate) const HEADER_GUARD: &str = "state-changing requests must send Content
 pub(crate) const TRANSFER_CODING: &str = "unsupported transfer coding: only chunked is undone; send Content-Encoding \
      for compression";
 
+pub(crate) const BODY_TOO_LARGE: &str = "request body too large";
+pub(crate) const CONTENT_LENGTH: &str = "Content-Length must be one number of bytes, in decimal digits, the same \
+     wherever it is given";
+
 /// On a 5xx of a produce: `not-stored` is safe to send again anywhere, `unknown` may have been stored (lesson G2).
 const OUTCOME: HeaderName = HeaderName::from_static("x-narad-outcome");
 
@@ -72,12 +76,16 @@ pub(crate) fn method_not_allowed(allow: &'static str) -> Reply {
     reply
 }
 
-/// A whole HTTP response for a request that hyper refused before the service saw it.
-pub(crate) fn refusal(status: u16) -> Vec<u8> {
+/// A whole HTTP response for a request that hyper refused before the service saw it. `why`: what is wrong with it, where
+/// the status alone does not say.
+pub(crate) fn refusal(status: u16, why: Option<&str>) -> Vec<u8> {
     let reason = StatusCode::from_u16(status).ok().and_then(|s| s.canonical_reason()).unwrap_or("Bad Request");
-    let body = format!("{status} {reason}\n");
+    let (kind, body) = match why {
+        Some(why) => ("application/json", format!("{{\"error\":\"{why}\"}}\n")),
+        None => ("text/plain; charset=utf-8", format!("{status} {reason}\n")),
+    };
     format!(
-        "HTTP/1.1 {status} {reason}\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n\
+        "HTTP/1.1 {status} {reason}\r\ncontent-type: {kind}\r\nconnection: close\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     )
@@ -217,6 +225,7 @@ impl From<ConsumeError> for ApiError {
                 ApiError::new(StatusCode::BAD_GATEWAY, "the partition owner did not answer; retry").plain_text()
             }
             ConsumeError::OwnerDown => ApiError::unavailable(OWNER_DOWN).plain_text(),
+            ConsumeError::Busy(text) => ApiError::unavailable(text),
         }
     }
 }

@@ -14,15 +14,19 @@ pub trait Transport: Read + Write + Unpin {
     fn poll_hand_over(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_flush(cx)
     }
+
+    /// Bytes that were read so far.
+    fn received(&self) -> u64;
 }
 
 pub struct Socket {
     stream: Stream,
+    received: u64,
 }
 
 impl Socket {
     pub fn new(stream: Stream) -> Socket {
-        Socket { stream }
+        Socket { stream, received: 0 }
     }
 }
 
@@ -33,6 +37,7 @@ impl Read for Socket {
         let count = bytes.len().min(buf.remaining());
         buf.put_slice(&bytes[..count]);
         self.stream.consume(count);
+        self.received += count as u64;
         Poll::Ready(Ok(()))
     }
 }
@@ -81,5 +86,9 @@ impl Write for Socket {
 impl Transport for Socket {
     fn poll_hand_over(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.stream.poll_hand_over(cx)
+    }
+
+    fn received(&self) -> u64 {
+        self.received
     }
 }

@@ -46,6 +46,8 @@ pub(crate) struct Conn {
     pub queue: Rc<Cell<Queue>>,
     phase: Cell<Phase>,
     since: Cell<Instant>,
+    /// Bytes that had been read when the first one of the header block came.
+    head_from: Cell<u64>,
     request_started: Cell<Instant>,
     answered: Cell<bool>,
     refused: Cell<Option<u16>>,
@@ -64,6 +66,7 @@ impl Conn {
             queue,
             phase: Cell::new(Phase::Idle),
             since: Cell::new(now),
+            head_from: Cell::new(0),
             request_started: Cell::new(now),
             answered: Cell::new(false),
             refused: Cell::new(None),
@@ -137,14 +140,22 @@ impl Conn {
         self.since.get()
     }
 
+    /// Whether all that was read since the connection was idle is in hyper's buffer yet: then it has taken nothing of the
+    /// header block.
+    pub fn holds_whole_head(&self, received: u64, unread: usize) -> bool {
+        received - self.head_from.get() == unread as u64
+    }
+
     /// Nothing has come since the last answer.
     pub fn is_idle(&self) -> bool {
         self.phase.get() == Phase::Idle
     }
 
     /// Something was read; the end of the stream counts too, the connection is about to close then.
-    fn on_read(&self) {
+    /// `before`: bytes that had been read until then.
+    fn on_read(&self, before: u64) {
         if self.phase.get() == Phase::Idle {
+            self.head_from.set(before);
             self.enter(Phase::Head);
         }
     }
@@ -190,15 +201,16 @@ impl<S> Watched<S> {
     }
 }
 
-impl<S: Read + Unpin> Read for Watched<S> {
+impl<S: Transport> Read for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, mut buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        let before = self.stream.received();
         if self.rewound.is_empty() {
             ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         } else {
             let bytes = self.rewound.len().min(buf.remaining());
             buf.put_slice(&self.rewound.split_to(bytes));
         }
-        self.conn.on_read();
+        self.conn.on_read(before);
         Poll::Ready(Ok(()))
     }
 }

@@ -21,6 +21,7 @@ use narad_shards::shard::Shard;
 
 use super::balancers::Balancers;
 use super::certificates::Certificates;
+use super::disk_state::DiskState;
 use super::figures::{self, NodeFigures};
 use super::trust::Trust;
 use crate::http::{Broker, Health, Readiness, TopicNotFound};
@@ -35,6 +36,7 @@ pub struct NodeState {
     pub placed: Vec<Placed>,
     pub figures: NodeFigures,
     pub certificates: Certificates,
+    pub disk: DiskState,
     pub opened: AtomicU16,
     /// Shards that take connections.
     pub listening: AtomicU16,
@@ -71,7 +73,7 @@ impl NodeState {
         *self.cluster_gate.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = why;
     }
 
-    fn readiness(&self) -> Readiness {
+    pub(super) fn readiness(&self) -> Readiness {
         if self.figures.metastore.stopped.load(Ordering::Relaxed) {
             return Readiness::NotReady("metastore: node is not ready: metadata can no longer be stored".to_owned());
         }
@@ -87,7 +89,11 @@ impl NodeState {
             return Readiness::NotReady(why.clone());
         }
         let why = match (self.trust.has_begun(), self.trust.holds(rt::now())) {
-            (true, true) => return Readiness::Ready(self.certificates.degraded(wall_clock())),
+            (true, true) => {
+                let mut degraded = self.certificates.degraded(wall_clock());
+                degraded.extend(self.disk.degraded());
+                return Readiness::Ready(degraded);
+            }
             (true, false) => "it stood still, and asks the leader what has changed",
             (false, _) => "replica has not caught up with the leader since start",
         };
@@ -216,7 +222,8 @@ impl Broker for ShardBroker {
         self.state.health()
     }
 
-    fn readiness(&self) -> Readiness {
+    async fn readiness(&self) -> Readiness {
+        self.state.disk.look(&self.state).await;
         let readiness = self.state.readiness();
         self.state.balancers.note(matches!(readiness, Readiness::Ready(_)), rt::now());
         readiness
@@ -297,7 +304,8 @@ impl Broker for ProbeBroker {
         self.state.health()
     }
 
-    fn readiness(&self) -> Readiness {
+    async fn readiness(&self) -> Readiness {
+        self.state.disk.look(&self.state).await;
         self.state.readiness()
     }
 

@@ -23,6 +23,7 @@ mod cgroup;
 mod cluster;
 mod control_thread;
 mod data_dir;
+mod disk_state;
 pub(crate) mod doctor;
 mod door;
 mod figures;

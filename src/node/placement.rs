@@ -135,9 +135,10 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// Bytes that request bodies may take on the whole node. At least two of the largest, so that one always passes.
+    /// Bytes that request bodies may take on the whole node, with what unpacks them and what is decoded from them. At
+    /// least twice the largest and a little, so that one always passes.
     pub fn body_bytes(&self) -> u64 {
-        (self.total_bytes / 4).max(32 << 20)
+        (self.total_bytes / 4).max(34 << 20)
     }
 
     /// Bytes of staging memory that each shard may register with its ring (E26), after the limit of locked memory was

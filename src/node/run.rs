@@ -7,8 +7,9 @@ use std::sync::mpsc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use narad_shards::io::signals::{self, Heard, StopSignals};
 use narad_shards::rt::ring::Options;
-use narad_shards::shard::NodeRoom;
+use narad_shards::shard::NodeDisk;
 use narad_shards::spsc;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -16,11 +17,11 @@ use signal_hook::iterator::Signals;
 use super::broker::{NodeState, Placed};
 use super::certificates::Certificates;
 use super::control_thread::{self, ControlPlan};
+use super::disk_state::DiskState;
 use super::figures::NodeFigures;
 use super::notify;
 use super::peer_plane::PeerPlane;
 use super::shard_thread::{self, ShardPlan};
-use super::stopping::{Heard, StopSignals};
 use super::trust::Trust;
 use super::{data_dir, Prepared};
 use crate::config::Config;
@@ -43,7 +44,7 @@ pub struct Common {
     /// Limit of open files.
     pub descriptors: u64,
     pub started: Instant,
-    pub disk_room: NodeRoom,
+    pub node_disk: NodeDisk,
     /// `None`: a node without peers.
     pub peer_plane: Option<PeerPlane>,
     /// Of this process (E39).
@@ -139,6 +140,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         port: prepared.shard_addrs.get(shard).map(SocketAddr::port),
     });
     let placed = placed.collect();
+    let node_disk = NodeDisk::default();
     let common = Arc::new(Common {
         state: Arc::new(NodeState {
             shards,
@@ -146,6 +148,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
             // Without peers it is its own only voter: the restart decision refuses every other directory.
             trust: if peer_plane.is_none() { Trust::without_end() } else { Trust::default() },
             certificates: Certificates::new(certificates),
+            disk: DiskState::new(node_disk.clone()),
             figures: NodeFigures::new(data.root.clone(), opened.metastore.watch.clone()),
             ..NodeState::default()
         }),
@@ -158,7 +161,7 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
         data_root: data.root.clone(),
         direct: file_system.direct,
         descriptors: prepared.limits.descriptors,
-        disk_room: NodeRoom::default(),
+        node_disk,
         peer_plane,
         boot_id: data_dir::random_id().map_err(|error| format!("/dev/urandom: {error}"))?,
         started,
@@ -212,10 +215,10 @@ pub fn run(prepared: Prepared) -> Result<(), String> {
 }
 
 /// A thread that hears signals: says `stop` once, and ends the process at the second of them.
-fn watch_signals(mut signals: Signals, state: Arc<NodeState>, stop: mpsc::Sender<()>) -> Result<(), String> {
+fn watch_signals(mut caught: Signals, state: Arc<NodeState>, stop: mpsc::Sender<()>) -> Result<(), String> {
     let watch = move || {
-        let mut seen = StopSignals::default();
-        for signal in signals.forever() {
+        let seen = StopSignals::new();
+        for signal in caught.forever() {
             if signal == SIGHUP {
                 match state.certificates.read_again() {
                     true => tracing::info!("SIGHUP: peer certificates are read again"),
@@ -223,7 +226,7 @@ fn watch_signals(mut signals: Signals, state: Arc<NodeState>, stop: mpsc::Sender
                 }
                 continue;
             }
-            match seen.hear(signal, Instant::now()) {
+            match seen.hear(signal, signals::now_ms()) {
                 Heard::Stop => {}
                 Heard::Again => continue,
                 Heard::AtOnce => {

@@ -223,7 +223,7 @@ fn shard_options(common: &Common, plan: &ShardPlan, disk: Disk) -> ShardOptions 
         },
         retention: retention(common, plan.memory_bytes),
         disk_reserve_bytes: disk_reserve_bytes(common.state.shards.into()),
-        disk_room: common.disk_room.clone(),
+        node_disk: common.node_disk.clone(),
         adopt: plan.adopt.clone(),
     }
 }
@@ -273,11 +273,17 @@ const OPEN_LOG_BYTES: usize = 16 << 10;
 fn retention(common: &Common, memory_bytes: usize) -> RetentionOptions {
     let storage = &common.config.storage;
     let unless_off = |ms: u64| (ms > 0).then(|| Duration::from_millis(ms));
+    let (by_descriptors, by_memory) = (common.share_of_descriptors(8, 100_000), memory_bytes / 8 / OPEN_LOG_BYTES);
     RetentionOptions {
         idle_after: unless_off(storage.idle_log_eviction_ms),
         cold_interval: unless_off(storage.cold_retention_walk_ms),
         // Up to three descriptors each, and memory.
-        open_logs_max: common.share_of_descriptors(8, 100_000).min(memory_bytes / 8 / OPEN_LOG_BYTES).max(8),
+        open_logs_max: by_descriptors.min(by_memory).max(8),
+        open_logs_bound_by: if by_memory < by_descriptors {
+            "runtime.memory (--memory)"
+        } else {
+            "the limit of open files (LimitNOFILE)"
+        },
         ..RetentionOptions::default()
     }
 }

@@ -3,11 +3,12 @@
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use narad_shards::api::NotStored;
 use narad_shards::io::system;
 use narad_shards::meta::{Address, ShardId};
-use narad_shards::peer::{Carrier, Request};
+use narad_shards::peer::{Carrier, Lost, Reply, Request};
 use narad_shards::rt;
 
 use super::broker::NodeState;
@@ -19,39 +20,6 @@ const NOTICE: f64 = 0.75;
 const ROOM_BYTES: u64 = 64 << 20;
 /// How often is looked whether balancers have seen that the node is not ready.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// `timeout(1)` and some shells send one signal to the process and to its group: the same one twice, at once.
-const ONE_SIGNAL: Duration = Duration::from_secs(1);
-
-/// What to make of one more signal to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// The first.
-    Stop,
-    /// The first one once more.
-    Again,
-    /// Somebody does not want to wait.
-    AtOnce,
-}
-
-/// The signals to stop that a process has got. Pure.
-#[derive(Debug, Default)]
-pub struct StopSignals {
-    first: Option<(i32, Instant)>,
-}
-
-impl StopSignals {
-    pub fn hear(&mut self, signal: i32, now: Instant) -> Heard {
-        match self.first {
-            None => {
-                self.first = Some((signal, now));
-                Heard::Stop
-            }
-            Some((first, at)) if first == signal && now.saturating_duration_since(at) < ONE_SIGNAL => Heard::Again,
-            Some(_) => Heard::AtOnce,
-        }
-    }
-}
 
 /// Stops all shards. `hand_over` gives the leadership away, if this node has it. `cause` is why the node stops unasked,
 /// because it can no longer store metadata (K17): then the same is done as far as the disk still allows, and what it was
@@ -67,16 +35,42 @@ pub async fn stop(
     let end = async {
         ask_all(links, state.shards, || Request::Quiesce).await;
         make_room(state).await;
-        ask_all(links, state.shards, || Request::Shutdown).await;
+        let mut failed = NotStored::default();
+        for answer in ask_all(links, state.shards, || Request::Shutdown).await {
+            if let Ok(Reply::ShutDown(more)) = answer {
+                failed.add(more);
+            }
+        }
+        failed
     };
     let Some(cause) = cause else {
-        end.await;
-        return Ok(());
+        let failed = end.await;
+        return if failed.is_nothing() { Ok(()) } else { Err(not_stored(&failed)) };
     };
     // What was answered is on the disk; a disk that hangs must not keep the node from ending.
-    let ended = rt::timeout(grace, Box::pin(end)).await;
-    let hangs = if ended.is_ok() { "" } else { " (the shards could not be stopped in order either)" };
-    Err(format!("metadata can no longer be stored: {}{hangs}", cause.why))
+    let more = match rt::timeout(grace, Box::pin(end)).await {
+        Ok(failed) if failed.is_nothing() => String::new(),
+        Ok(failed) => format!("; {}", not_stored(&failed)),
+        Err(_) => " (the shards could not be stopped in order either)".to_owned(),
+    };
+    Err(format!("metadata can no longer be stored: {}{more}", cause.why))
+}
+
+/// The last line of a stop that was not clean: what may be delivered again, and what to do.
+fn not_stored(failed: &NotStored) -> String {
+    let NotStored { positions, boundaries, checkpoints, cause } = failed;
+    let parts = [
+        (*positions, "consumer position(s) (their newest acks come undone: those messages are delivered again)"),
+        (*checkpoints, "dispatch checkpoint(s) (messages that are in their partitions may come there a second time)"),
+        (*boundaries, "end(s) of partition logs (the next start reads them again; no message comes twice for it)"),
+    ];
+    let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
+    format!(
+        "stopped, and no message is lost, but the disk did not take everything: {}; first {}. Free or replace the disk \
+         before the next start",
+        parts.collect::<Vec<_>>().join(", "),
+        cause.as_deref().unwrap_or("cause unknown")
+    )
 }
 
 /// The last positions of consumers are worth more than space kept back for metadata that nobody will change any more:
@@ -114,10 +108,10 @@ async fn stop_serving(
     ask_all(links, state.shards, || Request::StopServing { within }).await;
 }
 
-/// Asks every shard and waits for all of them.
-async fn ask_all(links: &Rc<dyn Carrier>, shards: ShardId, request: impl Fn() -> Request) {
+/// Asks every shard and waits for all of them. A shard that has gone has nothing left to finish.
+async fn ask_all(links: &Rc<dyn Carrier>, shards: ShardId, request: impl Fn() -> Request) -> Vec<Result<Reply, Lost>> {
     let asked: Vec<_> = (0..shards).map(|shard| links.call(Address::local(shard), request())).collect();
-    drop(rt::all(asked).await); // a shard that has gone has nothing left to finish
+    rt::all(asked).await
 }
 
 #[cfg(test)]
@@ -125,41 +119,30 @@ mod tests {
     use std::cell::RefCell;
     use std::sync::Arc;
 
-    use narad_shards::peer::{LocalBoxFuture, Lost, Reply};
+    use narad_shards::peer::LocalBoxFuture;
     use narad_shards::rt::sim;
 
     use super::*;
-
-    #[test]
-    fn the_same_signal_within_a_second_is_one_and_any_other_ends_at_once() {
-        let began = Instant::now();
-        let after = |ms| began + Duration::from_millis(ms);
-        let (int, term) = (2, 15);
-        let mut signals = StopSignals::default();
-        let heard = [(term, 0), (term, 0), (term, 999), (term, 1000), (term, 1001)];
-        let heard = heard.map(|(signal, ms)| signals.hear(signal, after(ms)));
-        assert_eq!(heard, [Heard::Stop, Heard::Again, Heard::Again, Heard::AtOnce, Heard::AtOnce]);
-        let mut signals = StopSignals::default();
-        assert_eq!([int, term].map(|signal| signals.hear(signal, began)), [Heard::Stop, Heard::AtOnce]);
-    }
 
     /// Notes what is asked of which shard, and how ready the node was then.
     struct Shards {
         state: Arc<NodeState>,
         asked: RefCell<Vec<(ShardId, String, bool)>>,
         shutdown_hangs: bool,
+        not_stored: NotStored,
     }
 
     impl Carrier for Shards {
         fn call(&self, to: Address, request: Request) -> LocalBoxFuture<'static, Result<Reply, Lost>> {
             let stopping = self.state.stopping.load(Ordering::Relaxed);
             let hangs = self.shutdown_hangs && matches!(request, Request::Shutdown);
+            let last = matches!(request, Request::Shutdown).then(|| self.not_stored.clone());
             self.asked.borrow_mut().push((to.shard, format!("{request:?}"), stopping));
             Box::pin(async move {
                 if hangs {
                     std::future::pending::<()>().await;
                 }
-                Ok(Reply::Done)
+                Ok(last.map_or(Reply::Done, Reply::ShutDown))
             })
         }
 
@@ -169,8 +152,16 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(10);
 
     async fn stopped(shutdown_hangs: bool, cause: Option<Stopped>) -> (Result<(), String>, Vec<String>) {
+        stopped_with(shutdown_hangs, NotStored::default(), cause).await
+    }
+
+    async fn stopped_with(
+        shutdown_hangs: bool,
+        not_stored: NotStored,
+        cause: Option<Stopped>,
+    ) -> (Result<(), String>, Vec<String>) {
         let state = Arc::new(NodeState { shards: 1, ..NodeState::default() });
-        let shards = Rc::new(Shards { state: state.clone(), asked: RefCell::default(), shutdown_hangs });
+        let shards = Rc::new(Shards { state: state.clone(), asked: RefCell::default(), shutdown_hangs, not_stored });
         let links: Rc<dyn Carrier> = shards.clone();
         let result = stop(&state, GRACE, &links, std::future::ready(()), cause).await;
         let asked = shards.asked.take();
@@ -185,6 +176,27 @@ mod tests {
         sim::run(1, async {
             let (result, asked) = stopped(false, None).await;
             assert_eq!((result, asked), (Ok(()), ORDER.map(str::to_owned).to_vec()));
+        });
+    }
+
+    #[test]
+    fn d18_a_stop_that_could_not_store_positions_is_no_clean_one_and_says_what_comes_again() {
+        sim::run(1, async {
+            let cause = Some("consumer position in /d/topics/t/p00000: no space left".to_owned());
+            let failed = NotStored { positions: 3, cause, ..NotStored::default() };
+            let text = stopped_with(false, failed.clone(), None).await.0.expect_err("exit status 1");
+            assert!(
+                text.contains("3 consumer position(s) (their newest acks come undone: those messages are"),
+                "{text}"
+            );
+            assert!(text.contains("/d/topics/t/p00000: no space left. Free or replace the disk"), "{text}");
+            assert!(!text.contains("checkpoint") && !text.contains("end(s)"), "{text}");
+            let cause = Stopped { why: "state.redb: disk full; free it".to_owned(), underway: false };
+            let text = stopped_with(false, failed, Some(cause)).await.0.expect_err("exit status 1");
+            assert!(
+                text.starts_with("metadata can no longer be stored: state.redb: disk full; free it; stopped"),
+                "{text}"
+            );
         });
     }
 

@@ -14,15 +14,21 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter}
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 
+use super::fold::Folding;
 use crate::config::{format_time, LogFormat, LogLevel};
 
-/// Sends every event of the process from `level` up to standard error. Once per process; a second call is an error.
+/// Sends every event of the process from `level` up to standard error, of a kind that comes in masses a few and their
+/// count. Once per process; a second call is an error.
 pub fn install_logging(level: LogLevel, format: LogFormat) -> Result<(), String> {
-    tracing::subscriber::set_global_default(subscriber(level, format, std::io::stderr))
+    tracing::subscriber::set_global_default(subscriber(level, format, std::io::stderr).with(Folding::start()?))
         .map_err(|cause| format!("logging was already set up: {cause}"))
 }
 
-fn subscriber<W>(level: LogLevel, format: LogFormat, writer: W) -> impl Subscriber + Send + Sync
+fn subscriber<W>(
+    level: LogLevel,
+    format: LogFormat,
+    writer: W,
+) -> impl Subscriber + for<'a> LookupSpan<'a> + Send + Sync
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {

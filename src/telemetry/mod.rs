@@ -6,6 +6,7 @@
 mod cluster;
 mod counter;
 mod exposition;
+mod fold;
 mod logging;
 mod node;
 mod process;

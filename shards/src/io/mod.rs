@@ -8,6 +8,7 @@ mod fill;
 mod huge;
 mod other;
 pub mod ring;
+pub mod signals;
 pub mod sim;
 pub mod system;
 
@@ -48,6 +49,13 @@ pub struct Entry {
     pub directory: bool,
     /// Length of a file in bytes, 0 for a directory.
     pub bytes: u64,
+}
+
+/// The machine was short of descriptors or memory when the call came: nothing is wrong with the disk or its files, and the
+/// same call may work a moment later.
+pub fn is_shortage(error: &io::Error) -> bool {
+    let number = error.raw_os_error();
+    matches!(number, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN))
 }
 
 /// A shard's access to the file system that holds the data directory. Cheap to clone.

@@ -5,7 +5,6 @@ use std::ffi::CString;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 /// CPUs that the calling thread may run on, ascending (`sched_getaffinity`). Call it before any pinning (lesson P2).
 pub fn allowed_cpus() -> io::Result<Vec<u32>> {
@@ -128,62 +127,9 @@ pub fn probe_ring() -> io::Result<()> {
     Ok(())
 }
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-/// The first signal, and when it came in ms of the monotonic clock; 0 before.
-static FIRST_SIGNAL: AtomicI32 = AtomicI32::new(0);
-static FIRST_AT_MS: AtomicU64 = AtomicU64::new(0);
-/// `timeout(1)` sends one signal to the process and to its group: the same one twice, at once.
-const ONE_SIGNAL_MS: u64 = 1000;
-
-/// Whether a signal at `now_ms` is the first one once more.
-fn is_repeated(signal: i32, now_ms: u64, first: i32, first_at_ms: u64) -> bool {
-    signal == first && now_ms.saturating_sub(first_at_ms) < ONE_SIGNAL_MS
-}
-
-extern "C" fn note_interrupt(signal: libc::c_int) {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a timespec of ours; clock_gettime is safe in a signal handler.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
-    let now_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
-    let first = FIRST_SIGNAL.load(Ordering::Relaxed);
-    if first == 0 {
-        FIRST_AT_MS.store(now_ms, Ordering::Relaxed);
-        FIRST_SIGNAL.store(signal, Ordering::Relaxed);
-        INTERRUPTED.store(true, Ordering::Relaxed);
-    } else if !is_repeated(signal, now_ms, first, FIRST_AT_MS.load(Ordering::Relaxed)) {
-        // SAFETY: both are safe in a signal handler; the signal is blocked here and ends the process when this returns.
-        unsafe {
-            libc::signal(signal, libc::SIG_DFL);
-            libc::raise(signal);
-        }
-    }
-}
-
-/// For client commands: from now on SIGINT and SIGTERM only set the returned flag and interrupt blocking calls; a
-/// second one ends the process as usual, unless it is the first one once more within a second.
-pub fn catch_interrupts() -> &'static AtomicBool {
-    for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: zeroed is a valid `sigaction` (empty mask); the handler uses atomics and what is safe
-        // in a signal handler. Without SA_RESTART blocking reads return EINTR.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = note_interrupt as *const () as usize;
-            libc::sigaction(signal, &action, std::ptr::null_mut());
-        }
-    }
-    &INTERRUPTED
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_same_signal_within_a_second_is_one() {
-        assert!(is_repeated(15, 1_999, 15, 1_000));
-        assert!(!is_repeated(15, 2_000, 15, 1_000), "somebody does not want to wait");
-        assert!(!is_repeated(2, 1_000, 15, 1_000));
-    }
 
     #[test]
     fn lesson_p1_the_calling_thread_may_run_somewhere_and_every_cpu_exists() {

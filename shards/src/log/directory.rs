@@ -10,7 +10,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::stored;
-use crate::io::{Caching, Disk, Entry, Open, Slice};
+use super::topic_mark::TopicMarks;
+use crate::io::{is_shortage, Caching, Disk, Entry, Open, Slice};
 use crate::meta::Incarnation;
 use crate::peer::LocalBoxFuture;
 
@@ -28,16 +29,22 @@ pub enum DirectoryError {
     /// The name must not become part of a path (lesson N75.3).
     BadName(String),
     Io(String),
+    /// No descriptor or memory was left to look with: it works again when there is.
+    Short(String),
     /// There are files whose incarnation nobody knows: they are neither served nor overwritten (lesson D5.2).
     InDoubt(String),
+    /// The topic had files here, and they are gone: it is not begun again at offset 0 (S27).
+    Lost(String),
 }
 
 impl fmt::Display for DirectoryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            DirectoryError::BadName(text) | DirectoryError::Io(text) | DirectoryError::InDoubt(text) => {
-                f.write_str(text)
-            }
+            DirectoryError::BadName(text)
+            | DirectoryError::Io(text)
+            | DirectoryError::Short(text)
+            | DirectoryError::InDoubt(text)
+            | DirectoryError::Lost(text) => f.write_str(text),
         }
     }
 }
@@ -108,6 +115,16 @@ pub struct TopicEntry {
     pub quarantined: Vec<(String, u64)>,
 }
 
+impl TopicEntry {
+    /// Whose it is, if that is known.
+    pub fn incarnation(&self) -> Option<Incarnation> {
+        match self.kind {
+            TopicKind::Marked(id) | TopicKind::Stale(id) => Some(id),
+            TopicKind::Unmarked => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopicKind {
     Marked(Incarnation),
@@ -131,10 +148,16 @@ pub trait Retire {
 pub struct TopicDirectories {
     disk: Disk,
     root: PathBuf,
+    marks: TopicMarks,
 }
 
 fn failed(what: &str, path: &Path, error: &io::Error) -> DirectoryError {
-    DirectoryError::Io(format!("cannot {what} {}: {error}", path.display()))
+    let text = format!("cannot {what} {}: {error}", path.display());
+    if is_shortage(error) {
+        DirectoryError::Short(text)
+    } else {
+        DirectoryError::Io(text)
+    }
 }
 
 fn check_name(topic: &str) -> Result<(), DirectoryError> {
@@ -163,7 +186,8 @@ pub(super) fn parse_partition_name(name: &str) -> Option<u32> {
 impl TopicDirectories {
     /// `root` is `<data directory>/topics`, which must exist.
     pub fn new(disk: Disk, root: PathBuf) -> TopicDirectories {
-        TopicDirectories { disk, root }
+        let marks = TopicMarks::beside(disk.clone(), &root);
+        TopicDirectories { disk, root, marks }
     }
 
     /// Where a partition's log lives: `topics/<topic>/p<NNNNN>`. Creates nothing (S3).
@@ -180,10 +204,10 @@ impl TopicDirectories {
     pub async fn marker(&self, topic: &str, live: Incarnation) -> Result<Marker, DirectoryError> {
         let dir = self.topic_dir(topic)?;
         loop {
-            let Some(entries) = self.list(&dir).await? else { return Ok(Marker::Absent) };
+            let Some(entries) = self.list(&dir).await? else { return self.absent(topic, live).await };
             if !entries.iter().any(|entry| entry.name == MARKER) {
                 if entries.iter().all(|entry| entry.name == MARKER_UNFINISHED) {
-                    return Ok(Marker::Absent);
+                    return self.absent(topic, live).await;
                 }
                 return Err(DirectoryError::InDoubt(format!(
                     "{} has no incarnation marker but holds files: move them away, or restore the marker",
@@ -206,31 +230,65 @@ impl TopicDirectories {
         }
     }
 
+    async fn absent(&self, topic: &str, live: Incarnation) -> Result<Marker, DirectoryError> {
+        match self.is_lost(topic, live).await? {
+            Some(why) => Err(DirectoryError::Lost(why)),
+            None => Ok(Marker::Absent),
+        }
+    }
+
+    /// Why a topic that has no directory here must not begin anew, if it has stored something.
+    async fn is_lost(&self, topic: &str, live: Incarnation) -> Result<Option<String>, DirectoryError> {
+        let mark = self.marks.path(topic, live);
+        let marked = self.marks.is_marked(topic, live).await.map_err(|e| failed("look for", &mark, &e))?;
+        Ok(marked.then(|| {
+            format!(
+                "{} proves that this node has stored topic {topic}, but {} is gone: its records here are lost, and their \
+                 offsets are not given out again. Restore the directory; or, to start empty at offset 0, remove {}",
+                mark.display(),
+                self.root.join(topic).display(),
+                mark.display()
+            )
+        }))
+    }
+
+    /// Topic and incarnation of everything that has had a directory here.
+    pub async fn marked(&self) -> Result<Vec<(String, Incarnation)>, DirectoryError> {
+        self.marks.all().await.map_err(|e| failed("list the marks of topics beside", &self.root, &e))
+    }
+
+    /// Marks a topic whose directory is there, durably.
+    pub async fn mark(&self, topic: &str, live: Incarnation) -> Result<(), DirectoryError> {
+        self.marks.mark(topic, live).await.map_err(|e| failed("make", &self.marks.path(topic, live), &e))
+    }
+
     /// Makes the directory under the name the live incarnation's: as it is, or fresh and stamped durably before it is
     /// used, after an old one was set aside (S5 to S7). An id that neither a checksum nor this process's memory proves may
     /// be the live one with a flipped bit: such a directory is refused, and stays as it is.
     pub async fn prepare(&self, topic: &str, live: Incarnation, retire: &dyn Retire) -> Result<(), DirectoryError> {
         match self.marker(topic, live).await? {
             // Its making may have been interrupted before it was durable (E1).
-            Marker::Matches => self.settle(&self.topic_dir(topic)?).await,
-            Marker::Absent => self.stamp(topic, live).await,
+            Marker::Matches => self.settle(&self.topic_dir(topic)?).await?,
+            Marker::Absent => self.stamp(topic, live).await?,
             Marker::Different(Mark { id: old, checked }) if !checked && !retire.was_live(old) => {
                 let dir = self.topic_dir(topic)?;
-                Err(DirectoryError::InDoubt(format!(
+                return Err(DirectoryError::InDoubt(format!(
                     "{} states incarnation {old}, the live one of topic {topic} is {live}, and no checksum tells whether \
                      the file is damaged. If the records are this topic's, write {live} into the file; if not, move the \
                      directory away",
                     dir.join(MARKER).display()
-                )))
+                )));
             }
             Marker::Different(Mark { id: old, .. }) => {
                 retire.close_logs(old).await;
                 tracing::error!(topic, %old, %live,
                     "topic directory belongs to another incarnation; set aside and not served");
                 self.set_aside(topic, old).await?;
-                self.stamp(topic, live).await
+                self.stamp(topic, live).await?;
             }
         }
+        // Before anything is stored in it, and only now: a crash on the way leaves a directory that is still empty.
+        self.mark(topic, live).await
     }
 
     /// Removes the directory of a deleted incarnation, and what was set aside of it. Anything else under the name is
@@ -242,7 +300,8 @@ impl TopicDirectories {
             // Renamed first, so that a crash in the middle leaves no half of a directory under a live name.
             self.set_aside(topic, gone).await?;
         }
-        self.remove_stale(topic, gone).await
+        self.remove_stale(topic, gone).await?;
+        self.marks.remove(topic, gone).await.map_err(|e| failed("remove", &self.marks.path(topic, gone), &e))
     }
 
     /// Removes what was set aside of an incarnation that is confirmed gone (S10). One that is absent is no error.

@@ -26,6 +26,7 @@ mod segment;
 mod shared;
 mod space;
 mod stored;
+mod topic_mark;
 
 #[cfg(test)]
 mod combiner_tests;
@@ -82,6 +83,8 @@ pub enum ReadError {
     Unreadable,
     /// The disk refused: transient (S93).
     Io(String),
+    /// No descriptor or memory was left to read it with: transient, and no fault of the disk.
+    Short(String),
 }
 
 /// How frames are stored. Read per frame, so a log may mix them (S22).

@@ -14,7 +14,7 @@ use super::retention::Retention;
 use super::segment::{self, SegmentHeader, SparseIndex, DATA_START, FIRST_STEP_BYTES};
 use super::shared::LogShared;
 use super::{hwm, stored, LogMetrics, LogOptions};
-use crate::io::{AlignedBuf, Caching, Disk, Entry, File, Open, Slice, ALIGNMENT};
+use crate::io::{is_shortage, AlignedBuf, Caching, Disk, Entry, File, Open, Slice, ALIGNMENT};
 use crate::rt::sync::Lock;
 use crate::rt::{self, Queue};
 
@@ -27,6 +27,8 @@ const SCAN_BYTES: u64 = 1 << 20;
 pub enum OpenError {
     /// The disk refused; opening again may work.
     Io(String),
+    /// No descriptor or memory was left to open it with: it works again when there is.
+    Short(String),
     /// The files contradict each other or are not ours: a person has to look.
     Damaged(String),
 }
@@ -34,7 +36,7 @@ pub enum OpenError {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::Io(cause) | OpenError::Damaged(cause) => f.write_str(cause),
+            OpenError::Io(cause) | OpenError::Short(cause) | OpenError::Damaged(cause) => f.write_str(cause),
         }
     }
 }
@@ -42,7 +44,12 @@ impl fmt::Display for OpenError {
 impl std::error::Error for OpenError {}
 
 fn failed(what: &str, path: &Path, error: &io::Error) -> OpenError {
-    OpenError::Io(format!("cannot {what} {}: {error}", path.display()))
+    let text = format!("cannot {what} {}: {error}", path.display());
+    if is_shortage(error) {
+        OpenError::Short(text)
+    } else {
+        OpenError::Io(text)
+    }
 }
 
 /// To cut or skip what a newer release wrote would destroy it (lesson N58).

@@ -267,31 +267,32 @@ impl PartitionLog {
         self.high_watermark()
     }
 
-    /// Waits for the running commit, refuses further ones, and writes the exact boundary (S45, S82). A boundary that
-    /// cannot be written is logged: the next open derives it from the records (S47). Goes on when its caller has gone:
+    /// Waits for the running commit, refuses further ones, and writes the exact boundary (S45, S82). Returns why that
+    /// could not be written, if it could not: the next open derives it from the records (S47). Goes on when its caller has gone:
     /// a boundary on its way to the disk must not land in a log that is open again.
-    pub async fn close(&self) {
+    pub async fn close(&self) -> Option<String> {
         let log = self.clone();
-        rt::spawn(Queue::Foreground, async move { log.close_in_turn().await }).await;
+        rt::spawn(Queue::Foreground, async move { log.close_in_turn().await }).await
     }
 
-    async fn close_in_turn(&self) {
+    async fn close_in_turn(&self) -> Option<String> {
         let _pass = self.inner.retention.stop().await;
         let held = self.inner.section.enter().await;
         let phase = self.inner.state.borrow().phase;
         if phase == Phase::Closed {
-            return;
+            return None;
         }
         self.stop_fill().await;
         self.finish_trim().await;
+        let mut failed = None;
         if phase == Phase::Open {
             if let Err(error) = self.write_boundary().await {
-                tracing::warn!(dir = %self.inner.dir.display(), %error,
-                    "partition log: the exact boundary was not written at close; the next open scans for it");
+                failed = Some(format!("exact boundary in {}: {error}", self.inner.dir.display()));
             }
         }
         self.leave(Phase::Closed);
         drop(held);
+        failed
     }
 
     /// Refuses every commit and read from now on, without waiting for anything: the topic is gone. A commit that is

@@ -9,7 +9,7 @@ use super::partition::{PartitionLog, Phase, State};
 use super::scan::{Scanner, Step};
 use super::segment::{self, SegmentHeader, DATA_START};
 use super::{LogRecord, ReadError};
-use crate::io::{AlignedBuf, Caching, File, Open, Slice, ALIGNMENT};
+use crate::io::{is_shortage, AlignedBuf, Caching, File, Open, Slice, ALIGNMENT};
 use crate::rt;
 
 const BLOCK: u64 = ALIGNMENT as u64;
@@ -123,7 +123,8 @@ impl PartitionLog {
                 Err(error) => {
                     let (dir, text) = (self.inner.dir.display(), error.to_string());
                     tracing::warn!(%dir, offset, error = %text, "partition log: read failed");
-                    return Err(ReadError::Io(format!("reading offset {offset} in {dir} failed: {text}")));
+                    let text = format!("reading offset {offset} in {dir} failed: {text}");
+                    return Err(if is_shortage(&error) { ReadError::Short(text) } else { ReadError::Io(text) });
                 }
             }
         }

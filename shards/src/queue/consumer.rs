@@ -237,7 +237,7 @@ impl Consumer {
             }
             match self.claim_at(Address::local(shard), incarnation, None, rest).await {
                 Ok(more) => held.extend(more.into_deliveries()),
-                Err(error @ ConsumeError::ReadFailed(_)) => outcome = Err(error),
+                Err(error @ (ConsumeError::ReadFailed(_) | ConsumeError::Busy(_))) => outcome = Err(error),
                 // Not there or not known there: another shard may have something.
                 Err(_) => {}
             }

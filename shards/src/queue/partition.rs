@@ -25,6 +25,8 @@ pub(super) enum ClaimError {
     Closed,
     /// The disk refused (C62).
     Disk(String),
+    /// No descriptor or memory was left: transient.
+    Short(String),
 }
 
 #[derive(Default)]
@@ -200,6 +202,7 @@ impl PartitionQueue {
                     return Err(ClaimError::Closed)
                 }
                 Err(ReadError::Io(cause)) => return Err(ClaimError::Disk(cause)),
+                Err(ReadError::Short(cause)) => return Err(ClaimError::Short(cause)),
             }
         }
         Ok(())
@@ -284,6 +287,7 @@ impl PartitionQueue {
             Err(ReadError::Unreadable) => Ok(ReadAt::Unreadable),
             Err(ReadError::Closed) => Err(ClaimError::Closed),
             Err(ReadError::Io(cause)) => Err(ClaimError::Disk(cause)),
+            Err(ReadError::Short(cause)) => Err(ClaimError::Short(cause)),
         }
     }
 
@@ -464,8 +468,18 @@ impl PartitionQueue {
     /// What a claim's failure looks like to a client.
     pub fn error_of(error: ClaimError) -> ConsumeError {
         match error {
-            ClaimError::Closed => ConsumeError::ReadFailed("the partition's log was closed; try again".to_owned()),
+            // Once and again: the node stops, or more logs are wanted at once than may be open.
+            ClaimError::Closed => ConsumeError::Busy("the partition's log was closed meanwhile, retry".to_owned()),
             ClaimError::Disk(cause) => ConsumeError::ReadFailed(cause),
+            ClaimError::Short(cause) => busy(&cause),
         }
     }
+}
+
+/// To be told to a client: what the machine was short of, and who can do something about it.
+pub(crate) fn busy(cause: &str) -> ConsumeError {
+    ConsumeError::Busy(format!(
+        "the broker is short of open files or memory, retry; its operator can raise the limit of open files \
+         (LimitNOFILE): {cause}"
+    ))
 }

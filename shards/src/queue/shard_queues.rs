@@ -15,7 +15,7 @@ use super::sweep::Sweeper;
 use super::topic::TopicQueue;
 use super::unload::Unloaded;
 use super::{PartitionMetrics, QueueMetrics};
-use crate::api::{ConsumeError, Delivery, Settle, SettleMode, SettleStatus};
+use crate::api::{ConsumeError, Delivery, NotStored, Settle, SettleMode, SettleStatus};
 use crate::log::RecordsHandle;
 use crate::meta::{Address, Destination, Incarnation, PeerBook, ShardId, Snapshot};
 use crate::peer::{Carrier, LocalBoxFuture, Lost, Reply, Request, Take, WaiterId};
@@ -228,7 +228,7 @@ impl ShardQueues {
 
     /// Answers everybody who waits, then makes all positions exact and durable (D18). Requests must have been
     /// answered before: an ack that comes later is refused.
-    pub async fn shutdown(&self) -> std::io::Result<()> {
+    pub async fn shutdown(&self) -> Result<(), NotStored> {
         self.release_waiters();
         self.closed.set(true);
         self.committer.close_all().await

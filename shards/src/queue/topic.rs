@@ -9,9 +9,10 @@ use std::time::Duration;
 use super::committer::{Stored, Tracked};
 use super::held::Held;
 use super::inflight::Limits;
-use super::partition::{ClaimError, PartitionQueue};
+use super::partition::{busy, ClaimError, PartitionQueue};
 use super::shard_queues::{Opened, ShardQueues};
 use crate::api::{ConsumeError, ReadAt};
+use crate::io::is_shortage;
 use crate::log::RecordsHandle;
 use crate::meta::{Destination, Incarnation, ShardId, Snapshot, TopicMeta};
 use crate::peer::Take;
@@ -177,7 +178,12 @@ impl TopicQueue {
         let stored = self.load_position(&queues, &opened).await.map_err(|error| {
             let directory = opened.directory.display();
             tracing::error!(%directory, %error, "consumer position cannot be read: partition is not served");
-            ConsumeError::ReadFailed(format!("consumer position in {directory}: {error}"))
+            let text = format!("consumer position in {directory}: {error}");
+            if is_shortage(&error) {
+                busy(&text)
+            } else {
+                ConsumeError::ReadFailed(text)
+            }
         })?;
         if self.gone.get() || !self.serves(partition) {
             // Dropped while it was being opened: no state may come to life (C80).
@@ -215,7 +221,9 @@ impl TopicQueue {
         for _ in 0..REOPENS_MAX {
             match partition.claim(take, held).await {
                 Ok(()) => return Ok(()),
-                Err(error @ ClaimError::Disk(_)) => return Err(PartitionQueue::error_of(error)),
+                Err(error @ (ClaimError::Disk(_) | ClaimError::Short(_))) => {
+                    return Err(PartitionQueue::error_of(error))
+                }
                 Err(ClaimError::Closed) => partition = self.reopen(&partition).await?,
             }
         }
@@ -227,7 +235,9 @@ impl TopicQueue {
         for _ in 0..REOPENS_MAX {
             match partition.read_at(offset).await {
                 Ok(read) => return Ok(read),
-                Err(error @ ClaimError::Disk(_)) => return Err(PartitionQueue::error_of(error)),
+                Err(error @ (ClaimError::Disk(_) | ClaimError::Short(_))) => {
+                    return Err(PartitionQueue::error_of(error))
+                }
                 Err(ClaimError::Closed) => partition = self.reopen(&partition).await?,
             }
         }
@@ -268,7 +278,9 @@ impl TopicQueue {
             };
             match claimed {
                 Err(ConsumeError::TopicNotFound) => return Err(ConsumeError::TopicNotFound),
-                Err(error @ ConsumeError::ReadFailed(_)) if outcome.is_ok() => outcome = Err(error),
+                Err(error @ (ConsumeError::ReadFailed(_) | ConsumeError::Busy(_))) if outcome.is_ok() => {
+                    outcome = Err(error)
+                }
                 // A partition that is served elsewhere by now is none of this scan's (C65, C66).
                 _ => {}
             }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::{Inner, KeyedLocks};
 use crate::api::{MetaCommand, MetaReply};
 use crate::log::{Retire, TopicDirectories, TopicEntry, TopicKind};
-use crate::meta::{Address, Incarnation, ShardId, Snapshot};
+use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
 use crate::metrics::SetAside;
 use crate::peer::{LocalBoxFuture, Reply, Request};
 use crate::rt::{self, Queue};
@@ -173,6 +173,7 @@ impl Inner {
                 Ok(entries) => entries,
                 Err(error) => return tracing::warn!(%error, "the topic directories could not be swept"),
             };
+            inner.sweep_marks(&entries).await;
             let mut found = SetAside::default();
             for entry in entries {
                 if !inner.keeps(&entry.topic) {
@@ -230,6 +231,57 @@ impl Inner {
 }
 
 impl Inner {
+    /// At start: topics that have had files here are marked, those of an older release too; marks without a topic and
+    /// without files go.
+    async fn sweep_marks(self: &Rc<Self>, entries: &[TopicEntry]) {
+        let marked = match self.directories.topics.marked().await {
+            Ok(marked) => marked,
+            Err(error) => return tracing::warn!(%error, "the marks of topics could not be swept"),
+        };
+        let live = |incarnation| self.snapshot.borrow().topic_of(incarnation).is_some();
+        let known: BTreeSet<Incarnation> = marked.iter().map(|(_, incarnation)| *incarnation).collect();
+        for entry in entries.iter().filter(|entry| self.keeps(&entry.topic)) {
+            let TopicKind::Marked(incarnation) = entry.kind else { continue };
+            if live(incarnation) && !known.contains(&incarnation) {
+                if let Err(error) = self.directories.topics.mark(&entry.topic, incarnation).await {
+                    tracing::warn!(topic = %entry.topic, %error,
+                        "a topic could not be marked as in use; its loss while the broker is down would not be noticed");
+                }
+            }
+        }
+        // What has files goes together with them.
+        let has_files: BTreeSet<Incarnation> = entries.iter().filter_map(TopicEntry::incarnation).collect();
+        for (topic, incarnation) in marked {
+            if self.keeps(&topic) && !has_files.contains(&incarnation) && !live(incarnation) {
+                self.purge(&Arc::from(topic), incarnation).await;
+            }
+        }
+    }
+
+    /// Topics that have had files on this node and have none any more: they are not served, and a person is told.
+    pub(super) async fn notice_lost_topics(self: &Rc<Self>, snapshot: &Snapshot, entries: &[TopicEntry]) {
+        let marked = match self.directories.topics.marked().await {
+            Ok(marked) => marked,
+            Err(error) => return tracing::warn!(%error, "whether the files of a topic are gone could not be looked up"),
+        };
+        // A name whose directory states something else, or nothing, is in doubt: others say so.
+        let names: BTreeSet<&str> = entries.iter().map(|entry| entry.topic.as_str()).collect();
+        for (topic, incarnation) in marked {
+            if names.contains(topic.as_str()) || snapshot.topic_of(incarnation).is_none() {
+                continue;
+            }
+            let mine: Vec<u32> = snapshot.partitions_on(incarnation, self.options.id).collect();
+            if let (false, Err(error)) = (mine.is_empty(), self.directories.topics.marker(&topic, incarnation).await) {
+                for &partition in &mine {
+                    if let Some(partition) = self.partition(Destination { incarnation, partition }) {
+                        partition.unusable.set(true);
+                    }
+                }
+                tracing::error!(topic, partitions = mine.len(), %error, "the files of a topic are gone: it is not served");
+            }
+        }
+    }
+
     /// Whether a directory under a live name, whose marker states `found` without a checksum, may be the live
     /// incarnation's own: one flipped bit would look like this. Then it is kept, and a person is told.
     fn may_be_the_live_one(&self, entry: &TopicEntry, found: Incarnation) -> bool {

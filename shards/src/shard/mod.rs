@@ -4,6 +4,8 @@
 mod describe;
 mod directories;
 pub mod inspect;
+#[cfg(test)]
+mod lost_tests;
 mod open_logs;
 #[cfg(test)]
 mod open_logs_tests;
@@ -41,7 +43,7 @@ use directories::DirectoryKeeper;
 use partitions::Partitions;
 use produce::Rejections;
 use reserve::DiskReserve;
-pub use reserve::NodeRoom;
+pub use reserve::NodeDisk;
 use retention::Reaper;
 pub use retention::RetentionOptions;
 use topics::TopicTable;
@@ -69,7 +71,7 @@ pub struct ShardOptions {
     /// Produce is refused while less space is free (E22).
     pub disk_reserve_bytes: u64,
     /// The same one for all shards of a node.
-    pub disk_room: NodeRoom,
+    pub node_disk: NodeDisk,
     /// WAL directories without a shard of their own that this shard drains (E18).
     pub adopt: Vec<u32>,
 }
@@ -156,7 +158,7 @@ impl Shard {
             ),
             directories: DirectoryKeeper::new(topics),
             queues: OnceCell::new(),
-            reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes, options.disk_room.clone()),
+            reserve: DiskReserve::new(options.disk.clone(), options.disk_reserve_bytes, options.node_disk.clone()),
             reaper: Reaper::default(),
             rejections: RefCell::default(),
             draining: Cell::new(false),
@@ -354,6 +356,7 @@ impl Inner {
         let me = self.me.clone();
         self.wal.on_latched(Box::new(move |cause| {
             let Some(inner) = me.upgrade() else { return };
+            inner.options.node_disk.note_wal_failed();
             tracing::error!(
                 shard = inner.options.id,
                 cause,

@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::partitions::Partition;
+use super::partitions::{NoLog, Partition};
 use super::Inner;
+use crate::api::NotStored;
 use crate::log::PartitionLog;
 use crate::rt::sync::{Lock, LockGuard, Notify};
 use crate::rt::{self, Instant, Queue};
@@ -33,6 +34,7 @@ pub struct Turns {
     closing: Cell<bool>,
     look_again: Cell<Instant>,
     warned: Cell<Instant>,
+    warned_full: Cell<Instant>,
     /// Some were closed, or there was nothing to close.
     room: Notify,
 }
@@ -41,16 +43,16 @@ impl Turns {
     pub fn new(open_logs_max: usize) -> Turns {
         // Those that are being opened are not counted yet.
         let at_once = (open_logs_max / 4).min(OPENED_AT_ONCE_MAX);
-        let (closing, look_again, warned) = Default::default();
-        Turns { opening: Lock::of_several(at_once), closing, look_again, warned, room: Notify::new() }
+        let (closing, look_again, warned, warned_full) = Default::default();
+        Turns { opening: Lock::of_several(at_once), closing, look_again, warned, warned_full, room: Notify::new() }
     }
 }
 
 impl Inner {
     /// Waits for a turn to open a log, and for others to be closed if too many are open. When all of them are in use, or
-    /// the disk hangs, the bound gives way once over; from there on the open is refused, with words for a person: what
-    /// closes a log, and the next WAL segment, need descriptors too.
-    pub(super) async fn turn_to_open(self: &Rc<Self>) -> Result<LockGuard, String> {
+    /// the disk hangs, the bound gives way once over; from there on the open is refused for the moment, with words for a
+    /// person: what closes a log, and the next WAL segment, need descriptors too.
+    pub(super) async fn turn_to_open(self: &Rc<Self>) -> Result<LockGuard, NoLog> {
         // Before any partition's own lock: whoever makes room waits for those of the logs that it closes.
         let turns = &self.partitions.turns;
         let turn = turns.opening.enter().await;
@@ -70,10 +72,17 @@ impl Inner {
         }
         let (open, max) = (self.partitions.shared().open_logs(), self.options.retention.open_logs_max);
         if open >= max.saturating_mul(2).saturating_add(IN_USE_MORE) {
-            return Err(format!(
-                "{open} partition logs are open and in use, as many as this shard may have: more open files or memory \
-                 allow more, and so does settling what is leased"
-            ));
+            let bound_by = self.options.retention.open_logs_bound_by;
+            let text = format!(
+                "{open} partitions have messages leased, as many as this shard may have at a time: settle some and retry, \
+                 or have {bound_by} raised"
+            );
+            let now = rt::now();
+            if now >= turns.warned_full.get() {
+                turns.warned_full.set(now + WARN_EVERY);
+                tracing::warn!(open, "consume answers 503: {text}");
+            }
+            return Err(NoLog::Busy(text));
         }
         Ok(turn)
     }
@@ -134,10 +143,14 @@ impl Inner {
     }
 
     /// At a stop.
-    pub(super) async fn close_all_logs(&self) {
+    pub(super) async fn close_all_logs(&self) -> NotStored {
+        let mut failed = NotStored::default();
         for some in self.partitions.open_logs().chunks(CLOSED_AT_ONCE) {
-            rt::all(some.iter().map(|log| Box::pin(log.close())).collect()).await;
+            for cause in rt::all(some.iter().map(|log| Box::pin(log.close())).collect()).await.into_iter().flatten() {
+                failed.add(NotStored { boundaries: 1, cause: Some(cause), ..NotStored::default() });
+            }
         }
+        failed
     }
 
     /// Closes a log, unless consumers or commits turn out to need it: position first, then the exact boundary. Whoever
@@ -168,7 +181,9 @@ impl Inner {
         if log.touched_at() != touched_at {
             return false;
         }
-        log.close().await;
+        if let Some(cause) = log.close().await {
+            tracing::warn!(%cause, "partition log: the exact boundary was not written at close; the next open scans for it");
+        }
         true
     }
 }

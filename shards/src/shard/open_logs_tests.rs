@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use super::partitions::NoLog;
 use super::retention_tests::{destination, sweeping, topic, Bench, HOUR, SECOND};
 use super::RetentionOptions;
-use crate::api::NewRecord;
+use crate::api::{ConsumeError, NewRecord};
+use crate::io::is_shortage;
 use crate::io::sim::{Fault, NthCall, Op, SimDisk};
+use crate::log::OpenError;
 use crate::metrics::ShardMetrics;
 use crate::peer::{Request, Take};
 use crate::rt::{self, sim};
@@ -172,15 +175,25 @@ fn leases_on_more_partitions_than_may_be_open_stop_at_twice_the_bound_and_nothin
         let topics: Vec<_> = (1..=60).map(|number| topic(&format!("t{number}"), number, 0)).collect();
         let few = RetentionOptions { open_logs_max: 10, sweep_interval: HOUR, ..sweeping(None, None) };
         let bench = Bench::start(SimDisk::new(11), few, &topics).await;
-        let mut leases = Vec::new();
+        let (mut leases, mut refused) = (Vec::new(), 0);
         for topic in &topics {
             bench.produce(&topic.name).await;
             let take = Take { max: 1, bytes_max: 1 << 20 };
-            leases.extend(bench.consumer.consume(&topic.name, None, take, SECOND / 10).await.unwrap_or_default());
+            match bench.consumer.consume(&topic.name, None, take, SECOND / 10).await {
+                Ok(leased) => leases.extend(leased),
+                // Not a failure of the node: it passes, and says what would have it pass sooner.
+                Err(ConsumeError::Busy(text)) => {
+                    refused += 1;
+                    let named = RetentionOptions::default().open_logs_bound_by;
+                    assert!(text.contains("retry") && text.contains(named), "{text}");
+                }
+                Err(other) => panic!("{other:?}"),
+            }
             let open = bench.metrics().await.open_logs;
             assert!(open <= 38, "{open} are open");
         }
         assert!((30..60).contains(&leases.len()), "{} are leased", leases.len());
+        assert!(refused > 0);
         for lease in &leases {
             bench.ack(lease).await;
         }
@@ -189,4 +202,20 @@ fn leases_on_more_partitions_than_may_be_open_stop_at_twice_the_bound_and_nothin
         assert!(metrics.partitions.values().all(|known| known.high_watermark == 1) && metrics.open_logs <= 12);
         assert_eq!(metrics.partitions.len(), 60);
     });
+}
+
+#[test]
+fn s93_what_the_machine_is_short_of_is_asked_for_again_and_is_no_failed_read() {
+    for number in [libc::EMFILE, libc::ENFILE, libc::ENOMEM] {
+        let error = std::io::Error::from_raw_os_error(number);
+        assert!(is_shortage(&error), "{error}");
+    }
+    for number in [libc::EIO, libc::ENOENT, libc::ENOSPC] {
+        assert!(!is_shortage(&std::io::Error::from_raw_os_error(number)));
+    }
+    let refused = ConsumeError::from(NoLog::from(OpenError::Short("cannot open x: Too many open files".to_owned())));
+    let ConsumeError::Busy(text) = refused else { panic!("{refused:?}") };
+    assert!(text.contains("LimitNOFILE") && text.ends_with("cannot open x: Too many open files"), "{text}");
+    let refused = ConsumeError::from(NoLog::from(OpenError::Io("EIO".to_owned())));
+    assert_eq!(refused, ConsumeError::ReadFailed("EIO".to_owned()));
 }

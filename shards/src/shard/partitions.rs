@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -10,15 +11,86 @@ use super::inspect::LogInspection;
 use super::open_logs::Turns;
 use super::{Inner, KeyedLocks, QueueSide};
 use crate::api::ConsumeError;
-use crate::log::{Combiner, CommitGate, LogMetrics, LogShared, Marker, PartitionLog, Resolved, Standing, TopicKind};
+use crate::io::is_shortage;
+use crate::log::{
+    Combiner, CommitGate, DirectoryError, LogMetrics, LogShared, Marker, OpenError, PartitionLog, Resolved, Standing,
+    TopicKind,
+};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
 use crate::peer::{Carrier, CommitError, LocalBoxFuture};
-use crate::queue::PartitionMetrics;
-use crate::queue::{Opened, QueueEnvironment, AHEAD_FILE, AHEAD_FILE_BYTES};
+use crate::queue::{busy, Opened, PartitionMetrics, QueueEnvironment, AHEAD_FILE, AHEAD_FILE_BYTES};
 use crate::rt::{self, Instant};
 
 /// At a start: one log's recovery is a handful of small calls, each of which waits for the drive or a thread.
 const OPENED_AT_ONCE: usize = 16;
+
+/// Why a partition's log cannot be had.
+#[derive(Debug)]
+pub(super) enum NoLog {
+    /// For the moment: in words for whoever asked.
+    Busy(String),
+    Failed(String),
+}
+
+impl NoLog {
+    /// The machine was short of something.
+    fn short(cause: &str) -> NoLog {
+        match busy(cause) {
+            ConsumeError::Busy(text) => NoLog::Busy(text),
+            _ => NoLog::Failed(cause.to_owned()),
+        }
+    }
+}
+
+impl From<String> for NoLog {
+    fn from(cause: String) -> NoLog {
+        NoLog::Failed(cause)
+    }
+}
+
+impl From<NoLog> for ConsumeError {
+    fn from(error: NoLog) -> ConsumeError {
+        match error {
+            NoLog::Busy(text) => ConsumeError::Busy(text),
+            NoLog::Failed(cause) => ConsumeError::ReadFailed(cause),
+        }
+    }
+}
+
+impl From<NoLog> for CommitError {
+    fn from(error: NoLog) -> CommitError {
+        match error {
+            NoLog::Busy(text) => CommitError::Unavailable(text),
+            NoLog::Failed(cause) => CommitError::Failed(cause),
+        }
+    }
+}
+
+impl From<OpenError> for NoLog {
+    fn from(error: OpenError) -> NoLog {
+        match error {
+            OpenError::Short(cause) => NoLog::short(&cause),
+            OpenError::Io(cause) | OpenError::Damaged(cause) => NoLog::Failed(cause),
+        }
+    }
+}
+
+impl From<DirectoryError> for NoLog {
+    fn from(error: DirectoryError) -> NoLog {
+        match error {
+            DirectoryError::Short(cause) => NoLog::short(&cause),
+            other => NoLog::Failed(other.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for NoLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoLog::Busy(text) | NoLog::Failed(text) => f.write_str(text),
+        }
+    }
+}
 
 /// One partition placed on this shard.
 pub struct Partition {
@@ -32,7 +104,7 @@ pub struct Partition {
     /// After a pass of retention that panicked or hung, the next one waits until then.
     pub(super) rests_until: Cell<Instant>,
     /// It could not be opened when that was tried last.
-    unusable: Cell<bool>,
+    pub(super) unusable: Cell<bool>,
     /// After a close that hung.
     pub(super) closes_not_before: Cell<Instant>,
     combiner: OnceCell<Combiner>,
@@ -88,6 +160,11 @@ impl Partitions {
 
     pub fn known_log(&self, destination: Destination) -> Option<PartitionLog> {
         self.slots.borrow().get(&destination)?.known_log()
+    }
+
+    /// It could not be opened when that was tried last.
+    pub fn is_unusable(&self, destination: Destination) -> bool {
+        self.slots.borrow().get(&destination).is_some_and(|partition| partition.unusable.get())
     }
 
     pub(super) fn all(&self) -> Vec<Rc<Partition>> {
@@ -220,7 +297,7 @@ impl Inner {
         self: &Rc<Self>,
         partition: &Rc<Partition>,
         for_commit: bool,
-    ) -> Result<PartitionLog, String> {
+    ) -> Result<PartitionLog, NoLog> {
         if for_commit {
             self.ensure_directory(&partition.topic, partition.destination.incarnation).await?;
         }
@@ -233,7 +310,7 @@ impl Inner {
             return Ok(log);
         }
         let incarnation = partition.destination.incarnation;
-        match self.directories.topics().marker(&partition.topic, incarnation).await.map_err(|e| e.to_string())? {
+        match self.directories.topics().marker(&partition.topic, incarnation).await? {
             Marker::Matches | Marker::Absent => {}
             // Somebody else's directory under our name is set aside before anything of it is read (S6).
             Marker::Different(_) => self.ensure_directory(&partition.topic, incarnation).await?,
@@ -242,29 +319,32 @@ impl Inner {
     }
 
     /// Opens the log, which is not open, of a partition whose directory is known to be the live incarnation's.
-    async fn open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, String> {
+    async fn open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, NoLog> {
         let opened = self.try_open_log(partition).await;
-        partition.unusable.set(opened.is_err());
+        partition.unusable.set(matches!(opened, Err(NoLog::Failed(_))));
         opened
     }
 
-    async fn try_open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, String> {
+    async fn try_open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, NoLog> {
         let incarnation = partition.destination.incarnation;
         let dir = self.partition_dir(partition)?;
-        let log = PartitionLog::open(&self.options.disk, &dir, self.log_options(partition), &self.partitions.shared)
-            .await
-            .map_err(|error| error.to_string())?;
+        let log =
+            PartitionLog::open(&self.options.disk, &dir, self.log_options(partition), &self.partitions.shared).await?;
         // The topic may have gone while its files were being read.
         if self.snapshot.borrow().topic_of(incarnation).is_none() {
             log.retire();
-            return Err(format!("topic {} was deleted", partition.topic));
+            return Err(NoLog::Failed(format!("topic {} was deleted", partition.topic)));
         }
         let (shard, destination) = (self.me.clone(), partition.destination);
         // Before the first append: later nothing would tell that records below a too high position are new (G20).
-        self.queues()
-            .log_opened(destination, &dir, log.high_watermark())
-            .await
-            .map_err(|error| format!("the consumer position in {} cannot be read: {error}", dir.display()))?;
+        self.queues().log_opened(destination, &dir, log.high_watermark()).await.map_err(|error| {
+            let text = format!("the consumer position in {} cannot be read: {error}", dir.display());
+            if is_shortage(&error) {
+                NoLog::short(&text)
+            } else {
+                NoLog::Failed(text)
+            }
+        })?;
         log.set_on_visible(Rc::new(move || {
             if let Some(inner) = shard.upgrade() {
                 inner.queues().on_visible(destination);
@@ -303,6 +383,7 @@ impl Inner {
                 return;
             }
         };
+        self.notice_lost_topics(&snapshot, &entries).await;
         let mut found = Vec::new();
         for entry in entries {
             let TopicKind::Marked(marked) = entry.kind else { continue };
@@ -368,7 +449,7 @@ impl CommitGate for Gate {
         let found = self.partition_and_shard();
         Box::pin(async move {
             let (partition, shard) = found.ok_or(CommitError::UnknownTopic)?;
-            let log = shard.log_of(&partition, true).await.map_err(CommitError::Failed)?;
+            let log = shard.log_of(&partition, true).await?;
             Ok(Resolved { log, incarnation: partition.destination.incarnation, version: 0 })
         })
     }
@@ -395,7 +476,7 @@ impl QueueEnvironment for QueueSide {
                 return Err(ConsumeError::TopicNotFound);
             }
             let partition = inner.partition(destination).ok_or(ConsumeError::NotOwner)?;
-            let log = inner.log_of(&partition, false).await.map_err(ConsumeError::ReadFailed)?;
+            let log = inner.log_of(&partition, false).await?;
             let directory = inner.partition_dir(&partition).map_err(ConsumeError::ReadFailed)?;
             Ok(Opened { records: Rc::new(log), directory })
         })

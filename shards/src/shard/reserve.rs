@@ -21,21 +21,32 @@ const ASK_EVERY: Duration = Duration::from_millis(125);
 /// others may have filled the disk meanwhile.
 const ASK_UNTIL: Duration = Duration::from_secs(10);
 
-/// Whether the data directory had room when any shard looked last. All shards of a node are on one file system, so they
-/// share it: the first one to see a change says so, and the log has one line for it.
-#[derive(Clone, Debug)]
-pub struct NodeRoom(Arc<AtomicBool>);
+/// What the shards of a node have found about the disk that they share.
+#[derive(Clone, Debug, Default)]
+pub struct NodeDisk(Arc<Found>);
 
-impl Default for NodeRoom {
-    fn default() -> NodeRoom {
-        NodeRoom(Arc::new(AtomicBool::new(true)))
-    }
+#[derive(Debug, Default)]
+struct Found {
+    /// The data directory had no room when any shard looked last. The first one to see a change says so, and the log has
+    /// one line for it.
+    full: AtomicBool,
+    wal_failed: AtomicBool,
 }
 
-impl NodeRoom {
+impl NodeDisk {
     /// Whether this look is the first one to find it so.
     fn changes_to(&self, room: bool) -> bool {
-        self.0.load(Relaxed) != room && self.0.swap(room, Relaxed) != room
+        let full = &self.0.full;
+        full.load(Relaxed) == room && full.swap(!room, Relaxed) == room
+    }
+
+    pub(super) fn note_wal_failed(&self) {
+        self.0.wal_failed.store(true, Relaxed);
+    }
+
+    /// Every produce of the node is refused until it is restarted (E11).
+    pub fn wal_failed(&self) -> bool {
+        self.0.wal_failed.load(Relaxed)
     }
 }
 
@@ -50,7 +61,7 @@ pub struct DiskReserve {
 struct State {
     disk: Disk,
     reserve_bytes: u64,
-    node: NodeRoom,
+    node: NodeDisk,
     room: Cell<bool>,
     room_for_peers: Cell<bool>,
     sampled_at: Cell<Instant>,
@@ -64,7 +75,7 @@ struct State {
 
 impl DiskReserve {
     /// Call [`DiskReserve::refresh`] before the first record.
-    pub fn new(disk: Disk, reserve_bytes: u64, node: NodeRoom) -> DiskReserve {
+    pub fn new(disk: Disk, reserve_bytes: u64, node: NodeDisk) -> DiskReserve {
         let state = State {
             disk,
             reserve_bytes,
@@ -168,6 +179,7 @@ impl super::Inner {
                     "ingress WAL failed: every produce of this node is refused. Let consumers take what they can, stop \
                      the broker, restore the data directory from a backup or begin with an empty one, then start again");
                 inner.wal.latch(&cause);
+                inner.options.node_disk.note_wal_failed();
                 for sibling in inner.siblings() {
                     inner.carrier.send(sibling, Request::Latch { cause: cause.clone() });
                 }
@@ -203,7 +215,7 @@ mod tests {
     fn e22_after_a_pause_no_old_sample_decides() {
         sim::run(1, async {
             let disk = SimDisk::with(1, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
-            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeRoom::default());
+            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeDisk::default());
             reserve.refresh().await;
             assert!(reserve.has_room().await);
             rt::sleep(Duration::from_secs(3600)).await;
@@ -221,7 +233,7 @@ mod tests {
     fn e22_peers_are_refused_under_half_of_the_reserve() {
         sim::run(4, async {
             let disk = SimDisk::with(4, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
-            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeRoom::default());
+            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeDisk::default());
             for (capacity, produce, peers) in [
                 (BYTES, true, true),
                 (BYTES / 2 - 1, false, true),
@@ -242,7 +254,7 @@ mod tests {
     fn e22_while_records_come_nobody_waits_for_a_sample() {
         sim::run(2, async {
             let disk = SimDisk::with(2, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
-            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeRoom::default());
+            let reserve = DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, NodeDisk::default());
             reserve.refresh().await;
             // A flood, and a record every few seconds.
             for pause_ms in [10; 100].into_iter().chain([0, 200, 251, 3_000, 9_000, 1, 9_000]) {
@@ -259,7 +271,7 @@ mod tests {
         let (lines, _guard) = LogLines::of_this_thread();
         sim::run(3, async move {
             let disk = SimDisk::with(3, DiskOptions { capacity_bytes: Some(BYTES), ..DiskOptions::default() });
-            let node = NodeRoom::default();
+            let node = NodeDisk::default();
             let shard = || DiskReserve::new(Disk::Sim(disk.clone()), BYTES / 2, node.clone());
             let shards = [shard(), shard(), shard()];
             for (capacity, looking, lines_then) in [

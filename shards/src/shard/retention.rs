@@ -28,6 +28,8 @@ pub struct RetentionOptions {
     /// Logs that may be open: for one more, those that have been unused the longest are closed. Each holds up to three
     /// descriptors (S86) and some 16 KiB of memory.
     pub open_logs_max: usize,
+    /// What an operator raises for more of them, in words.
+    pub open_logs_bound_by: &'static str,
 }
 
 impl Default for RetentionOptions {
@@ -37,6 +39,7 @@ impl Default for RetentionOptions {
             idle_after: Some(Duration::from_secs(30 * 60)),
             cold_interval: Some(Duration::from_secs(5 * 60)),
             open_logs_max: 8192,
+            open_logs_bound_by: "the limit of open files (LimitNOFILE)",
         }
     }
 }

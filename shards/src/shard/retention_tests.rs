@@ -105,7 +105,7 @@ impl Bench {
             positions: CommitterOptions::default(),
             retention,
             disk_reserve_bytes: 0,
-            disk_room: Default::default(),
+            node_disk: Default::default(),
             adopt: Vec::new(),
         };
         let carrier = Rc::new(Loop::default());
@@ -407,6 +407,9 @@ fn k45_k46_k47_a_purge_takes_the_deleted_life_alone_however_it_meets_its_success
             let left = door.list(Path::new("/data/topics")).await.expect("simulated");
             let left: Vec<String> = left.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect();
             assert_eq!(left, ["orders"], "seed {seed}");
+            let marks = door.list(Path::new("/data/stored")).await.expect("simulated");
+            let marks: Vec<String> = marks.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect();
+            assert_eq!(marks, ["orders.0000000000000004"], "seed {seed}");
         });
     }
 }
@@ -421,7 +424,27 @@ fn e11_a_wal_whose_file_was_removed_under_the_running_node_takes_no_record() {
         rt::sleep(SECOND).await;
         let refused = bench.shard.produce("orders", NewRecord { key: b"", payload: b"lost", partition: None }).await;
         let text = format!("{:?}", refused.expect_err("it would be lost at the exit"));
+        assert!(bench.shard.inner.options.node_disk.wal_failed(), "whoever asks whether the node is ready is told");
         assert!(text.contains("/data/ingress/0/00000001.wal was removed while the broker runs"), "{text}");
+    });
+}
+
+#[test]
+fn d18_s45_a_stop_tells_what_the_disk_did_not_take() {
+    sim::run(1, async {
+        let bench = Bench::start(SimDisk::new(1), RetentionOptions::default(), &[topic("orders", 1, 0)]).await;
+        bench.produce("orders").await;
+        let delivery = bench.consume("orders").await;
+        bench.ack(&delivery).await;
+        bench.shard.handle(Request::Quiesce).await;
+        for file in ["consumer.", "hwm", "checkpoint"] {
+            for op in [Op::Write, Op::WriteDurable, Op::SyncData] {
+                bench.disk.inject(NthCall::new(op, 1, Fault::Fail).on(file).times(u64::MAX));
+            }
+        }
+        let Reply::ShutDown(failed) = bench.shard.handle(Request::Shutdown).await else { panic!("another reply") };
+        assert_eq!((failed.positions, failed.boundaries, failed.checkpoints), (1, 1, 1), "{failed:?}");
+        assert!(failed.cause.expect("the first").contains("/data/topics/orders/p00000"));
     });
 }
 

@@ -45,10 +45,7 @@ impl Inner {
                 self.quiesce().await;
                 Reply::Done
             }
-            Request::Shutdown => {
-                self.shut_down().await;
-                Reply::Done
-            }
+            Request::Shutdown => Reply::ShutDown(self.shut_down().await),
             // The queue took its own; questions about metadata go to the control thread and never here.
             other => {
                 tracing::error!(?other, "a request reached a shard that does not answer it");
@@ -85,6 +82,9 @@ impl Inner {
         let snapshot = self.snapshot.borrow().clone();
         let describe = |partition| {
             let destination = Destination { incarnation, partition };
+            if self.partitions.is_unusable(destination) {
+                return None; // it would look like one that is empty
+            }
             let mut stats = PartitionStats { index: partition, ..PartitionStats::default() };
             if let Some(log) = self.partitions.known_log(destination) {
                 stats.segments = log.segments();
@@ -99,8 +99,8 @@ impl Inner {
                 stats.leased = consumers.leased;
                 stats.acked_ahead = consumers.acked_ahead;
             }
-            stats
+            Some(stats)
         };
-        snapshot.partitions_on(incarnation, self.options.id).map(describe).collect()
+        snapshot.partitions_on(incarnation, self.options.id).filter_map(describe).collect()
     }
 }

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::{Directory, Inner};
+use crate::api::NotStored;
 use crate::rt;
 
 /// How long a stop waits for the backlog. A destination that fails keeps its records in the WAL beyond that.
@@ -28,16 +29,19 @@ impl Inner {
     }
 
     /// Makes every confirmed ack, every boundary and the checkpoint durable (D18, S45).
-    pub(super) async fn shut_down(&self) {
-        if let Err(error) = self.queues().shutdown().await {
-            tracing::error!(%error, "consumer positions were not made durable at stop: acks may be redelivered");
-        }
+    /// Goes on after a failure, and tells what it was.
+    pub(super) async fn shut_down(&self) -> NotStored {
+        let mut failed = self.queues().shutdown().await.err().unwrap_or_default();
         let _sweep = self.reaper.turn().await;
-        self.close_all_logs().await;
-        self.wal.close().await;
+        failed.add(self.close_all_logs().await);
         let adopted: Vec<Rc<Directory>> = self.adopted.borrow().clone();
-        for directory in adopted {
-            directory.wal.close().await;
+        let wals = [&self.wal].into_iter().chain(adopted.iter().map(|directory| &directory.wal));
+        for wal in wals {
+            if !wal.close().await {
+                let cause = Some(format!("dispatch checkpoint in {}", wal.directory().display()));
+                failed.add(NotStored { checkpoints: 1, cause, ..NotStored::default() });
+            }
         }
+        failed
     }
 }

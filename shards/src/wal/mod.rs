@@ -223,9 +223,14 @@ impl Wal {
         self.inner.state.borrow_mut().on_latched.push(Rc::from(f));
     }
 
+    /// Where its files lie.
+    pub fn directory(&self) -> &Path {
+        &self.inner.folder.dir
+    }
+
     /// Refuses new appends, waits until everything staged has its outcome, the checkpoint is synced and nothing of
-    /// this WAL is being written any more.
-    pub async fn close(&self) {
+    /// this WAL is being written any more. `false`: the checkpoint could not be stored.
+    pub async fn close(&self) -> bool {
         self.inner.state.borrow_mut().closing = true;
         self.inner.wake_flusher.notify_one();
         self.inner.wake_keeper.notify_one();
@@ -236,7 +241,8 @@ impl Wal {
                 state.staging.is_idle() && state.flusher_ended && !state.preparing && !state.checkpoint.kept
             };
             if done {
-                return;
+                let state = self.inner.state.borrow();
+                return state.checkpoint.synced == state.checkpoint.wanted;
             }
             progress.await;
         }

@@ -57,6 +57,7 @@ pub(super) enum FailureV1 {
     ReadFailed(String),
     Unreachable,
     OwnerDown,
+    Busy(String),
 }
 
 impl FailureV1 {
@@ -69,6 +70,7 @@ impl FailureV1 {
             ConsumeError::ReadFailed(cause) => (status::INTERNAL, FailureV1::ReadFailed(cut(cause.clone()))),
             ConsumeError::Unreachable => (status::UNAVAILABLE, FailureV1::Unreachable),
             ConsumeError::OwnerDown => (status::UNAVAILABLE, FailureV1::OwnerDown),
+            ConsumeError::Busy(cause) => (status::UNAVAILABLE, FailureV1::Busy(cut(cause.clone()))),
         }
     }
 
@@ -78,6 +80,7 @@ impl FailureV1 {
             FailureV1::NotOwner => ConsumeError::NotOwner,
             FailureV1::ReadFailed(cause) => ConsumeError::ReadFailed(cut(cause)),
             FailureV1::Unreachable => ConsumeError::Unreachable,
+            FailureV1::Busy(cause) => ConsumeError::Busy(cut(cause)),
             FailureV1::TopicNotFound | FailureV1::OwnerDown => ConsumeError::OwnerDown,
         }
     }

@@ -94,6 +94,7 @@ fn replies() -> Vec<(u16, Reply)> {
         (CONSUME, Reply::Deliveries(Err(ConsumeError::NotOwner))),
         (CONSUME, Reply::Deliveries(Err(ConsumeError::OwnerDown))),
         (CONSUME, Reply::Deliveries(Err(ConsumeError::ReadFailed("EIO".to_owned())))),
+        (CONSUME, Reply::Deliveries(Err(ConsumeError::Busy("raise it".to_owned())))),
         (READ_AT, Reply::ReadAt(Ok(ReadAt::Record(delivery(9, &record("k", "v")))))),
         (READ_AT, Reply::ReadAt(Ok(ReadAt::PastEnd))),
         (READ_AT, Reply::ReadAt(Ok(ReadAt::AgedOut { oldest: 44 }))),

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use argh::{ArgsInfo, FromArgs};
-use narad_shards::io::system;
+use narad_shards::io::signals;
 
 use crate::config::{format_duration, parse_duration};
 use crate::telemetry::NodeReport;
@@ -45,7 +45,7 @@ pub fn run(top: Top, client: Client, out: &mut dyn Write) -> Result<(), Failure>
             Failure::Usage(format!("--interval {:?}: write a time of at least 100ms, such as \"2s\"", top.interval))
         })?;
     let mut client = client.with_patience(PATIENCE);
-    client.watch_interrupts(system::catch_interrupts());
+    client.watch_interrupts(signals::catch_interrupts());
     let result = match (top.once, std::io::stdout().is_terminal() && std::io::stdin().is_terminal()) {
         (true, _) => once(&mut client, interval, top.sort, out),
         (false, true) => watch(client, interval, top.sort),
@@ -142,7 +142,7 @@ fn print_on(client: &mut Client, interval: Duration, sort: Sort, out: &mut dyn W
 
 /// The server is asked on a thread of its own, so that a broker that hangs does not hold up the keyboard.
 fn watch(mut client: Client, interval: Duration, mut sort: Sort) -> Result<(), Failure> {
-    let interrupted = system::catch_interrupts();
+    let interrupted = signals::catch_interrupts();
     // Before the screen is taken over: what stands in the way is then a line that stays.
     let mut seen = Seen::first(fetch(&mut client)?);
     let (looks, looked) = mpsc::channel();

@@ -2,6 +2,10 @@ use std::time::Duration;
 
 use super::*;
 
+fn error(text: &str) -> String {
+    format!("{{\"error\":\"{text}\"}}\n")
+}
+
 const TOO_LARGE: &str = "431 Request Header Fields Too Large\n";
 
 fn small_headers() -> HttpSettings {
@@ -57,19 +61,23 @@ fn only_the_bytes_of_a_header_block_are_limited_not_its_lines() {
         client.send(&produce(200, "")).await;
         assert_eq!(client.answer().await.map(|answer| answer.status), Some(415), "the guard still sees the headers");
         assert_eq!(world.broker().stored.borrow().len(), 6);
-        // As many as 64 KiB can hold, of few names and pipelined behind another request.
+        // As many as 64 KiB can hold, of few names.
         let shortest = |lines: usize| format!("GET /healthz HTTP/1.1\r\n{}\r\n", "a:\r\n".repeat(lines)).into_bytes();
         let most = (65_536 - shortest(0).len()) / "a:\r\n".len();
         let mut client = world.connect();
-        client.send(&[request("GET", "/healthz", "", b""), shortest(most)].concat()).await;
-        for _ in 0..2 {
-            client.answer().await.expect("an answer").expect(200, "{\"status\":\"ok\"}\n");
-        }
+        client.send(&shortest(most)).await;
+        client.answer().await.expect("an answer").expect(200, "{\"status\":\"ok\"}\n");
         client.send(&shortest(most + 1)).await;
         client.answer().await.expect("an answer").expect(431, TOO_LARGE);
         assert_eq!(client.closed().await, b"");
         let refused = "narad_http_requests_total{route=\"unmatched\",method=\"other\",status=\"431\"}";
         assert_eq!(world.metric(refused).await, Some(1.0));
+        // Of a request that came while another one was answered nobody can say where it begins.
+        let mut client = world.connect();
+        client.send(&[request("GET", "/healthz", "", b""), shortest(101)].concat()).await;
+        client.answer().await.expect("an answer").expect(200, "{\"status\":\"ok\"}\n");
+        client.answer().await.expect("an answer").expect(431, TOO_LARGE);
+        assert_eq!(client.closed().await, b"");
     });
 }
 
@@ -82,6 +90,57 @@ fn more_lines_than_a_header_map_holds_are_refused_without_harm() {
         client.send(format!("GET /healthz HTTP/1.1\r\n{lines}\r\n").as_bytes()).await;
         client.answer().await.expect("an answer").expect(431, TOO_LARGE);
         world.ask("GET", "/healthz", "", b"").await.expect(200, "{\"status\":\"ok\"}\n");
+    });
+}
+
+#[test]
+fn n41_a_content_length_that_is_too_large_or_is_no_number_is_said_to_be_that() {
+    run(|world| async move {
+        let unclear =
+            error("Content-Length must be one number of bytes, in decimal digits, the same wherever it is given");
+        let large = error("message too large");
+        for (headers, status, text) in [
+            ("Content-Length: 18446744073709551615", 413, error("request body too large")),
+            ("Content-Length: 18446744073709551614", 413, error("request body too large")),
+            ("Content-Length: 18446744073709551613", 413, large.clone()),
+            ("Content-Length: 9223372036854775808", 413, large),
+            ("Content-Length: 99999999999999999999999", 400, unclear.clone()),
+            ("Content-Length: -1", 400, unclear.clone()),
+            ("Content-Length: +3", 400, unclear.clone()),
+            ("Content-Length: 3, 3", 400, unclear.clone()),
+            ("Content-Length: 3\r\nContent-Length: 4", 400, unclear.clone()),
+            ("Content-Length:", 400, unclear),
+        ] {
+            let mut client = world.connect();
+            let head = format!("POST /v1/topics/t/produce HTTP/1.1\r\n{JSON}{headers}\r\n\r\n");
+            client.send(head.as_bytes()).await;
+            client.answer().await.unwrap_or_else(|| panic!("{headers}")).expect(status, &text);
+            assert_eq!(client.closed().await, b"", "{headers}");
+        }
+        assert_eq!(world.broker().stored.borrow().len(), 0);
+        // Chunked decides, and nothing more is read from the connection: what follows may be meant as part of the body.
+        let mut client = world.connect();
+        let both = format!(
+            "POST /v1/topics/t/produce HTTP/1.1\r\n{JSON}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n\
+             3\r\nabc\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n"
+        );
+        client.send(both.as_bytes()).await;
+        client.answer().await.expect("an answer").expect(202, "");
+        assert_eq!(client.closed().await, b"");
+    });
+}
+
+#[test]
+fn the_body_behind_a_length_beyond_all_is_never_read_as_a_request() {
+    run(|world| async move {
+        let mut client = world.connect();
+        let hidden = format!("DELETE /v1/topics/t HTTP/1.1\r\nHost: x\r\n{}\r\n", "A: b\r\n".repeat(150));
+        let head = "POST /v1/topics/t/produce HTTP/1.1\r\nHost: x\r\nContent-Length: 18446744073709551615\r\n\r\n";
+        client.send(format!("{head}{hidden}").as_bytes()).await;
+        let answer = client.answer().await.expect("an answer");
+        assert!(matches!(answer.status, 413 | 431), "{}", answer.status);
+        assert_eq!(client.closed().await, b"");
+        assert!(world.broker().changes.borrow().is_empty(), "a request that nobody made");
     });
 }
 

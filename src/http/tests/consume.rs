@@ -87,6 +87,7 @@ fn refusals() {
             (ConsumeError::PartitionOutOfRange, 400, "invalid argument: partition out of range", false),
             (ConsumeError::NotOwner, 421, "this node does not own the requested partition", false),
             (ConsumeError::ReadFailed("EIO".to_owned()), 500, "consume failed", false),
+            (ConsumeError::Busy("raise the limit".to_owned()), 503, "raise the limit", false),
             (ConsumeError::Unreachable, 502, "the partition owner did not answer; retry", true),
         ] {
             world.broker().consume_error.replace(Some(cause));

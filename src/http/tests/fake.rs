@@ -237,7 +237,7 @@ impl Broker for FakeBroker {
         }
     }
 
-    fn readiness(&self) -> Readiness {
+    async fn readiness(&self) -> Readiness {
         self.readiness.borrow().clone().unwrap_or(Readiness::Ready(Vec::new()))
     }
 

@@ -31,12 +31,16 @@ impl Lane {
 pub(super) struct End {
     incoming: Rc<RefCell<Lane>>,
     outgoing: Rc<RefCell<Lane>>,
+    received: u64,
 }
 
 pub(super) fn pipe(room_bytes: usize) -> (End, End) {
     let lane = || Rc::new(RefCell::new(Lane { room_bytes, ..Lane::default() }));
     let (one, other) = (lane(), lane());
-    (End { incoming: one.clone(), outgoing: other.clone() }, End { incoming: other, outgoing: one })
+    (
+        End { incoming: one.clone(), outgoing: other.clone(), received: 0 },
+        End { incoming: other, outgoing: one, received: 0 },
+    )
 }
 
 impl End {
@@ -49,6 +53,7 @@ impl End {
         let count = lane.bytes.len().min(bytes_max);
         let taken = lane.bytes.drain(..count).collect();
         lane.wake();
+        self.received += count as u64;
         Poll::Ready(taken)
     }
 
@@ -106,7 +111,11 @@ impl Read for End {
     }
 }
 
-impl crate::http::Transport for End {}
+impl crate::http::Transport for End {
+    fn received(&self) -> u64 {
+        self.received
+    }
+}
 
 impl Write for End {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {

@@ -327,6 +327,46 @@ fn e20_the_memory_for_bodies_counts_every_route_from_64_kib_on() {
 }
 
 #[test]
+fn n82_what_unpacks_a_body_is_memory_for_bodies_and_bounds_how_many_are_unpacked_at_once() {
+    let limits = NodeLimits::new(0, 0).with_body_memory(1 << 20);
+    run_with(HttpSettings::default(), limits, |world| async move {
+        let headers = format!("{JSON}Content-Encoding: gzip\r\n");
+        let bomb = request("POST", BATCH, &headers, &gzip(&[b' '; 4 << 20]));
+        let (begin, rest) = bomb.split_at(bomb.len() - 3_000);
+        let mut clients = Vec::new();
+        for _ in 0..10 {
+            let mut client = world.connect();
+            client.send(begin).await;
+            rt::sleep(std::time::Duration::from_millis(10)).await;
+            assert!(world.ctx.node.body_memory_bytes_held() <= 1 << 20);
+            clients.push(client);
+        }
+        let mut refused = 0;
+        for mut client in clients {
+            client.send(rest).await;
+            let answer = client.answer().await.expect("an answer");
+            answer.expect(503, &error("memory budget exhausted, retry"));
+            refused += 1;
+        }
+        assert_eq!((refused, world.ctx.node.body_memory_bytes_held()), (10, 0));
+        // A frame may ask for a window of 16 MiB.
+        let mut encoder = zstd::stream::Encoder::new(Vec::new(), 1).expect("into memory");
+        encoder.set_parameter(zstd::zstd_safe::CParameter::WindowLog(24)).expect("valid");
+        encoder.include_contentsize(false).expect("valid");
+        encoder
+            .write_all(format!("{{\"messages\":[{{\"payload\":{}1}}]}}", " ".repeat(100_000)).as_bytes())
+            .expect("memory");
+        let wide = encoder.finish().expect("into memory");
+        let headers = format!("{JSON}Content-Encoding: zstd\r\n");
+        world.ask("POST", BATCH, &headers, &wide).await.expect(503, &error("memory budget exhausted, retry"));
+        // What is decoded from a batch is as large as the batch.
+        let batch = format!("{{\"messages\":[{{\"payload\":{}1}}]}}", " ".repeat(600_000));
+        world.ask("POST", BATCH, JSON, batch.as_bytes()).await.expect(503, &error("memory budget exhausted, retry"));
+        assert_eq!(world.ctx.node.body_memory_bytes_held(), 0);
+    });
+}
+
+#[test]
 fn n82_the_node_wide_budget_for_large_bodies() {
     run_with(HttpSettings::default(), NodeLimits::new(0, 4 << 20), |world| async move {
         let body = |bytes: usize| {

@@ -4,6 +4,7 @@ use std::io;
 use std::rc::Rc;
 
 use super::{Committer, Tracked};
+use crate::api::NotStored;
 use crate::meta::{Destination, Incarnation};
 
 impl Committer {
@@ -72,18 +73,21 @@ impl Committer {
         exact
     }
 
-    /// Closes every partition; goes on after an error and returns the first.
-    pub async fn close_all(self: &Rc<Self>) -> io::Result<()> {
-        let all: Vec<Destination> = self.partitions.borrow().keys().copied().collect();
-        let mut outcome = Ok(());
-        for destination in all {
-            if let Err(error) = self.close(destination).await {
-                tracing::error!(%error, topic_incarnation = %destination.incarnation, partition = destination.partition,
-                    "consumer position could not be made durable at close: acks since the last sync may come back");
-                outcome = outcome.and(Err(error));
+    /// Closes every partition; goes on after an error.
+    pub async fn close_all(self: &Rc<Self>) -> Result<(), NotStored> {
+        let all: Vec<Rc<Tracked>> = self.partitions.borrow().values().cloned().collect();
+        let mut failed = NotStored::default();
+        for tracked in all {
+            if let Err(error) = self.close(tracked.destination).await {
+                let cause = Some(format!("consumer position in {}: {error}", tracked.directory.display()));
+                failed.add(NotStored { positions: 1, cause, ..NotStored::default() });
             }
         }
-        outcome
+        if failed.is_nothing() {
+            Ok(())
+        } else {
+            Err(failed)
+        }
     }
 
     async fn flush(self: &Rc<Self>, tracked: &Rc<Tracked>) -> io::Result<()> {

@@ -248,9 +248,10 @@ impl World {
                     idle_after: None,
                     cold_interval: None,
                     open_logs_max: 100,
+                    ..RetentionOptions::default()
                 },
                 disk_reserve_bytes: RESERVE_BYTES,
-                disk_room: Default::default(),
+                node_disk: Default::default(),
                 adopt: Vec::new(),
             };
             let shard = Shard::open(options, self.snapshot(number), Rc::new(carrier)).await.expect("opens");
