@@ -88,7 +88,7 @@ impl NodeState {
         if let Some(why) = &*gate {
             return Readiness::NotReady(why.clone());
         }
-        let why = match (self.trust.has_begun(), self.trust.holds(rt::now())) {
+        let why = match (self.trust.has_begun(), self.trust.holds()) {
             (true, true) => {
                 let mut degraded = self.certificates.degraded(wall_clock());
                 degraded.extend(self.disk.degraded());
@@ -215,7 +215,7 @@ impl Broker for ShardBroker {
     }
 
     fn serves(&self) -> bool {
-        self.state.trust.holds(rt::now())
+        self.state.trust.holds()
     }
 
     fn health(&self) -> Health {
