@@ -135,6 +135,14 @@ where
         (Some(Err(cause)), None) => tracing::debug!(%peer, err = %cause, "client connection ended"),
         (None, _) => tracing::debug!(%peer, "client connection timed out"),
     }
+    // A client that has all of its answer may be gone before anybody has looked whether it was sent: to hand its leases back
+    // would deliver twice, and refuse its acks.
+    if finished.is_some() && state.waits_for_transport() {
+        let sent = rt::timeout(LINGER, poll_fn(|cx| Pin::new(&mut stream).poll_flush(cx)));
+        if matches!(sent.await, Ok(Ok(()))) {
+            state.on_flushed();
+        }
+    }
     drop(stream);
 
     let undelivered = state.leases.take();

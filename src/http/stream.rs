@@ -50,6 +50,8 @@ pub(crate) struct Conn {
     head_from: Cell<u64>,
     request_started: Cell<Instant>,
     answered: Cell<bool>,
+    /// The whole answer is with the transport, sent or not.
+    handed_over: Cell<bool>,
     refused: Cell<Option<u16>>,
     unread_body: Cell<bool>,
     pub leases: RefCell<Option<Leases>>,
@@ -69,6 +71,7 @@ impl Conn {
             head_from: Cell::new(0),
             request_started: Cell::new(now),
             answered: Cell::new(false),
+            handed_over: Cell::new(false),
             refused: Cell::new(None),
             unread_body: Cell::new(false),
             leases: RefCell::new(None),
@@ -88,6 +91,7 @@ impl Conn {
         self.request_started.set(started);
         self.unread_body.set(false);
         self.answered.set(false);
+        self.handed_over.set(false);
         self.phase.set(Phase::Busy);
     }
 
@@ -160,7 +164,12 @@ impl Conn {
         }
     }
 
-    fn on_flushed(&self) {
+    /// Whether leases are left in an answer that hyper keeps nothing of: what became of it the transport knows.
+    pub fn waits_for_transport(&self) -> bool {
+        self.handed_over.get() && self.leases.borrow().is_some()
+    }
+
+    pub fn on_flushed(&self) {
         if self.phase.get() == Phase::Writing && self.answered.get() {
             self.enter(Phase::Idle);
             let delivered = self.leases.take();
@@ -239,6 +248,8 @@ impl<S: Transport> Write for Watched<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // hyper flushes once it has written all that it had.
+        self.conn.handed_over.set(self.conn.answered.get());
         // An answer without leases is not waited for: a connection that fails now is found out by its next read.
         let leases = self.conn.leases.borrow().is_some();
         let stream = Pin::new(&mut self.stream);

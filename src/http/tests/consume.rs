@@ -194,6 +194,23 @@ fn n37_a_parked_consume_ends_when_its_client_leaves() {
 }
 
 #[test]
+fn n37_leases_of_a_client_that_has_its_answer_and_goes_stay_with_it() {
+    for headers in [CLIENT, &format!("{CLIENT}Connection: close\r\n")] {
+        let headers = headers.to_owned();
+        run(move |world| async move {
+            world.broker().ready.borrow_mut().push_back(vec![delivery(1, b"", b"1")]);
+            let (end, server) = pipe(usize::MAX);
+            let mut client = world.serve(end, server.with_slow_flush(Duration::from_millis(10)));
+            client.send(&request("GET", "/v1/topics/t/consume", &headers, b"")).await;
+            assert_eq!(client.answer().await.map(|answer| answer.status), Some(200));
+            drop(client.end);
+            client.served.await;
+            assert!(world.broker().settled.borrow().is_empty(), "it comes again, and its ack is refused");
+        });
+    }
+}
+
+#[test]
 fn n37_leases_whose_answer_cannot_leave_are_handed_back() {
     run(|world| async move {
         let payload = vec![b'x'; 100_000];

@@ -67,6 +67,10 @@ impl World {
     /// `room_bytes`: how much either side may send before the other reads.
     fn connect_through(&self, room_bytes: usize) -> Client {
         let (client, server) = pipe(room_bytes);
+        self.serve(client, server)
+    }
+
+    fn serve(&self, client: End, server: End) -> Client {
         let (queue, ctx, (ended, end)) = (foreground(), self.ctx.clone(), oneshot());
         let wanted = queue.clone();
         let serve = async move {

@@ -2,13 +2,15 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{poll_fn, Future};
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{ready, Context, Poll, Waker};
+use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+use narad_shards::rt::{self, Sleep};
 
 #[derive(Default)]
 struct Lane {
@@ -32,18 +34,26 @@ pub(super) struct End {
     incoming: Rc<RefCell<Lane>>,
     outgoing: Rc<RefCell<Lane>>,
     received: u64,
+    /// How long it takes until a flush is done; the bytes are with the reader before.
+    flush_takes: Duration,
+    flush: Option<Sleep>,
 }
 
 pub(super) fn pipe(room_bytes: usize) -> (End, End) {
     let lane = || Rc::new(RefCell::new(Lane { room_bytes, ..Lane::default() }));
     let (one, other) = (lane(), lane());
     (
-        End { incoming: one.clone(), outgoing: other.clone(), received: 0 },
-        End { incoming: other, outgoing: one, received: 0 },
+        End { incoming: one.clone(), outgoing: other.clone(), received: 0, flush_takes: Duration::ZERO, flush: None },
+        End { incoming: other, outgoing: one, received: 0, flush_takes: Duration::ZERO, flush: None },
     )
 }
 
 impl End {
+    pub fn with_slow_flush(mut self, flush_takes: Duration) -> End {
+        self.flush_takes = flush_takes;
+        self
+    }
+
     fn poll_take(&mut self, cx: &mut Context<'_>, bytes_max: usize) -> Poll<Vec<u8>> {
         let mut lane = self.incoming.borrow_mut();
         if lane.bytes.is_empty() && !lane.ended {
@@ -122,7 +132,12 @@ impl Write for End {
         self.poll_put(cx, bytes)
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.flush_takes > Duration::ZERO {
+            let takes = self.flush_takes;
+            ready!(Pin::new(self.flush.get_or_insert_with(|| rt::sleep(takes))).poll(cx));
+            self.flush = None;
+        }
         Poll::Ready(Ok(()))
     }
 
