@@ -32,18 +32,19 @@ impl TopicMarks {
         }
     }
 
-    /// Makes the mark, durably.
+    /// Makes the mark, durably. The directory's own name too, each time: whoever made it may have been killed before that
+    /// was durable, or be about to sync it (E1).
     pub async fn mark(&self, topic: &str, incarnation: Incarnation) -> io::Result<()> {
         let path = self.path(topic, incarnation);
         match self.disk.open(&path, Open::Create, Caching::Buffered).await {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.disk.create_dir(&self.root).await?;
-                self.disk.sync_dir(self.root.parent().unwrap_or(&self.root)).await?;
                 self.disk.open(&path, Open::Create, Caching::Buffered).await?;
             }
             opened => drop(opened?),
         }
-        self.disk.sync_dir(&self.root).await
+        self.disk.sync_dir(&self.root).await?;
+        self.disk.sync_dir(self.root.parent().unwrap_or(&self.root)).await
     }
 
     /// One that is absent is no error.
