@@ -127,7 +127,7 @@ impl TopicEntry {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TopicKind {
     Marked(Incarnation),
     /// Set aside; may be removed once its incarnation is confirmed gone (S10).

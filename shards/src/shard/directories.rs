@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::{Inner, KeyedLocks};
 use crate::api::{MetaCommand, MetaReply};
-use crate::log::{Retire, TopicDirectories, TopicEntry, TopicKind};
+use crate::log::{DirectoryError, Retire, TopicDirectories, TopicEntry, TopicKind};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
 use crate::metrics::SetAside;
-use crate::peer::{LocalBoxFuture, Reply, Request};
+use crate::peer::{LocalBoxFuture, NoLog, Reply, Request};
 use crate::rt::{self, Queue};
 
 /// Set-aside copies that the start names one by one.
@@ -66,7 +66,7 @@ impl Inner {
         self: &Rc<Self>,
         topic: &Arc<str>,
         incarnation: Incarnation,
-    ) -> Result<(), String> {
+    ) -> Result<(), NoLog> {
         if self.directories.prepared.borrow().contains(&incarnation) {
             return Ok(());
         }
@@ -77,7 +77,10 @@ impl Inner {
             let request = Request::PrepareTopic { topic: topic.clone(), incarnation };
             match self.carrier.call(keeper, request).await {
                 Ok(Reply::Prepared(prepared)) => prepared?,
-                Ok(_) | Err(_) => return Err(format!("shard {} did not prepare the topic's directory", keeper.shard)),
+                Ok(_) | Err(_) => {
+                    let text = format!("shard {} did not prepare the topic's directory", keeper.shard);
+                    return Err(NoLog::Failed(text));
+                }
             }
         }
         if self.snapshot.borrow().topic_of(incarnation).is_some() {
@@ -92,16 +95,15 @@ impl Inner {
         self: &Rc<Self>,
         topic: &Arc<str>,
         incarnation: Incarnation,
-    ) -> Result<(), String> {
+    ) -> Result<(), NoLog> {
         let _name = self.directories.by_name.of(topic).enter().await;
         if self.snapshot.borrow().topic(topic).map(|live| live.incarnation) != Some(incarnation) {
-            return Err(format!(
-                "incarnation {incarnation} of topic {topic} is not the live one on shard {}",
-                self.options.id
-            ));
+            let shard = self.options.id;
+            let text = format!("incarnation {incarnation} of topic {topic} is not the live one on shard {shard}");
+            return Err(NoLog::Failed(text));
         }
         let retire = RetireEverywhere(self.clone());
-        self.directories.topics.prepare(topic, incarnation, &retire).await.map_err(|error| error.to_string())
+        Ok(self.directories.topics.prepare(topic, incarnation, &retire).await?)
     }
 
     /// Waits until the snapshot has lost the incarnation, and nothing of it is written here any more.
@@ -264,20 +266,30 @@ impl Inner {
             Ok(marked) => marked,
             Err(error) => return tracing::warn!(%error, "whether the files of a topic are gone could not be looked up"),
         };
-        // A name whose directory states something else, or nothing, is in doubt: others say so.
-        let names: BTreeSet<&str> = entries.iter().map(|entry| entry.topic.as_str()).collect();
+        let present: BTreeSet<(&str, TopicKind)> = entries.iter().map(|entry| (&*entry.topic, entry.kind)).collect();
         for (topic, incarnation) in marked {
-            if names.contains(topic.as_str()) || snapshot.topic_of(incarnation).is_none() {
+            if present.contains(&(&*topic, TopicKind::Marked(incarnation))) || snapshot.topic_of(incarnation).is_none()
+            {
                 continue;
             }
             let mine: Vec<u32> = snapshot.partitions_on(incarnation, self.options.id).collect();
-            if let (false, Err(error)) = (mine.is_empty(), self.directories.topics.marker(&topic, incarnation).await) {
-                for &partition in &mine {
-                    if let Some(partition) = self.partition(Destination { incarnation, partition }) {
-                        partition.unusable.set(true);
+            if mine.is_empty() {
+                continue;
+            }
+            match self.directories.topics.marker(&topic, incarnation).await {
+                // What is in doubt, the sweep names.
+                Ok(_) | Err(DirectoryError::InDoubt(_)) => {}
+                Err(DirectoryError::Lost(error)) => {
+                    for &partition in &mine {
+                        if let Some(partition) = self.partition(Destination { incarnation, partition }) {
+                            partition.unusable.set(true);
+                        }
                     }
+                    tracing::error!(topic, partitions = mine.len(), %error, "the files of a topic are gone: it is not served");
                 }
-                tracing::error!(topic, partitions = mine.len(), %error, "the files of a topic are gone: it is not served");
+                Err(error) => {
+                    tracing::warn!(topic, %error, "whether the files of a topic are gone could not be looked up")
+                }
             }
         }
     }
