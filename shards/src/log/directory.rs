@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::stored;
-use super::topic_mark::TopicMarks;
+use super::stored_proof::StoredProofs;
 use crate::io::{is_shortage, Caching, Disk, Entry, Open, Slice};
 use crate::meta::Incarnation;
 use crate::peer::LocalBoxFuture;
@@ -150,7 +150,7 @@ pub trait Retire {
 pub struct TopicDirectories {
     disk: Disk,
     root: PathBuf,
-    marks: TopicMarks,
+    proofs: StoredProofs,
 }
 
 fn failed(what: &str, path: &Path, error: &io::Error) -> DirectoryError {
@@ -188,8 +188,8 @@ pub(super) fn parse_partition_name(name: &str) -> Option<u32> {
 impl TopicDirectories {
     /// `root` is `<data directory>/topics`, which must exist.
     pub fn new(disk: Disk, root: PathBuf) -> TopicDirectories {
-        let marks = TopicMarks::beside(disk.clone(), &root);
-        TopicDirectories { disk, root, marks }
+        let proofs = StoredProofs::beside(disk.clone(), &root);
+        TopicDirectories { disk, root, proofs }
     }
 
     /// Where a partition's log lives: `topics/<topic>/p<NNNNN>`. Creates nothing (S3).
@@ -253,20 +253,20 @@ impl TopicDirectories {
     }
 
     async fn has_stored(&self, topic: &str, live: Incarnation) -> Result<bool, DirectoryError> {
-        let marked = self.marks.is_marked(topic, live).await;
-        marked.map_err(|e| failed("look for", &self.marks.path(topic, live), &e))
+        let proven = self.proofs.is_proven(topic, live).await;
+        proven.map_err(|e| failed("look for", &self.proofs.path(topic, live), &e))
     }
 
     /// Why a topic that has stored something must not begin anew.
     fn lost(&self, topic: &str, live: Incarnation, instead: &str) -> DirectoryError {
-        let mark = self.marks.path(topic, live);
+        let proof = self.proofs.path(topic, live);
         DirectoryError::Lost(format!(
             "{} proves that this node has stored topic {topic}, but {} {instead}: its records here are lost, and their \
              offsets are not given out again. Restore the directory of incarnation {live}; or, to start empty at offset 0, \
              remove {}",
-            mark.display(),
+            proof.display(),
             self.root.join(topic).display(),
-            mark.display()
+            proof.display()
         ))
     }
 
@@ -279,13 +279,13 @@ impl TopicDirectories {
     }
 
     /// Topic and incarnation of everything that has had a directory here.
-    pub async fn marked(&self) -> Result<Vec<(String, Incarnation)>, DirectoryError> {
-        self.marks.all().await.map_err(|e| failed("list the marks of topics beside", &self.root, &e))
+    pub async fn proven(&self) -> Result<Vec<(String, Incarnation)>, DirectoryError> {
+        self.proofs.all().await.map_err(|e| failed("list the proofs of topics beside", &self.root, &e))
     }
 
-    /// Marks a topic whose directory is there, durably.
-    pub async fn mark(&self, topic: &str, live: Incarnation) -> Result<(), DirectoryError> {
-        self.marks.mark(topic, live).await.map_err(|e| failed("make", &self.marks.path(topic, live), &e))
+    /// Proves that a topic has stored something here, durably; its directory is there.
+    pub async fn prove(&self, topic: &str, live: Incarnation) -> Result<(), DirectoryError> {
+        self.proofs.prove(topic, live).await.map_err(|e| failed("make", &self.proofs.path(topic, live), &e))
     }
 
     /// Makes the directory under the name the live incarnation's: as it is, or fresh and stamped durably before it is
@@ -308,7 +308,7 @@ impl TopicDirectories {
             }
         }
         // Before anything is stored in it, and only now: a crash on the way leaves a directory that is still empty.
-        self.mark(topic, live).await
+        self.prove(topic, live).await
     }
 
     /// Removes the directory of a deleted incarnation, and what was set aside of it. Anything else under the name is
@@ -321,7 +321,7 @@ impl TopicDirectories {
             self.set_aside(topic, gone).await?;
         }
         self.remove_stale(topic, gone).await?;
-        self.marks.remove(topic, gone).await.map_err(|e| failed("remove", &self.marks.path(topic, gone), &e))
+        self.proofs.remove(topic, gone).await.map_err(|e| failed("remove", &self.proofs.path(topic, gone), &e))
     }
 
     /// Removes what was set aside of an incarnation that is confirmed gone (S10). One that is absent is no error.

@@ -267,8 +267,8 @@ fn e1_a_marker_that_a_killed_process_left_unsynced_is_made_durable_before_use() 
             directories.prepare("orders", NEW, &noted).await.expect("after any kill");
             device.power_cut_as(crate::io::sim::Survival::Nothing);
             assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches), "after {calls} calls");
-            let marked = directories.marked().await.expect("simulated");
-            assert_eq!(marked, [("orders".to_owned(), NEW)], "after {calls} calls");
+            let proven = directories.proven().await.expect("simulated");
+            assert_eq!(proven, [("orders".to_owned(), NEW)], "after {calls} calls");
         });
     }
 }

@@ -175,7 +175,7 @@ impl Inner {
                 Ok(entries) => entries,
                 Err(error) => return tracing::warn!(%error, "the topic directories could not be swept"),
             };
-            inner.sweep_marks(&entries).await;
+            inner.sweep_proofs(&entries).await;
             let mut found = SetAside::default();
             for entry in entries {
                 if !inner.keeps(&entry.topic) {
@@ -233,27 +233,27 @@ impl Inner {
 }
 
 impl Inner {
-    /// At start: topics that have had files here are marked, those of an older release too; marks without a topic and
+    /// At start: topics that have files here get their proof, those of an older release too; proofs without a topic and
     /// without files go.
-    async fn sweep_marks(self: &Rc<Self>, entries: &[TopicEntry]) {
-        let marked = match self.directories.topics.marked().await {
-            Ok(marked) => marked,
-            Err(error) => return tracing::warn!(%error, "the marks of topics could not be swept"),
+    async fn sweep_proofs(self: &Rc<Self>, entries: &[TopicEntry]) {
+        let proven = match self.directories.topics.proven().await {
+            Ok(proven) => proven,
+            Err(error) => return tracing::warn!(%error, "the proofs below stored could not be swept"),
         };
         let live = |incarnation| self.snapshot.borrow().topic_of(incarnation).is_some();
-        let known: BTreeSet<Incarnation> = marked.iter().map(|(_, incarnation)| *incarnation).collect();
+        let known: BTreeSet<Incarnation> = proven.iter().map(|(_, incarnation)| *incarnation).collect();
         for entry in entries.iter().filter(|entry| self.keeps(&entry.topic)) {
             let TopicKind::Marked(incarnation) = entry.kind else { continue };
             if live(incarnation) && !known.contains(&incarnation) {
-                if let Err(error) = self.directories.topics.mark(&entry.topic, incarnation).await {
+                if let Err(error) = self.directories.topics.prove(&entry.topic, incarnation).await {
                     tracing::warn!(topic = %entry.topic, %error,
-                        "a topic could not be marked as in use; its loss while the broker is down would not be noticed");
+                        "no proof could be made that a topic is in use; its loss while the broker is down would not be noticed");
                 }
             }
         }
         // What has files goes together with them.
         let has_files: BTreeSet<Incarnation> = entries.iter().filter_map(TopicEntry::incarnation).collect();
-        for (topic, incarnation) in marked {
+        for (topic, incarnation) in proven {
             if self.keeps(&topic) && !has_files.contains(&incarnation) && !live(incarnation) {
                 self.purge(&Arc::from(topic), incarnation).await;
             }
@@ -262,12 +262,12 @@ impl Inner {
 
     /// Topics that have had files on this node and have none any more: they are not served, and a person is told.
     pub(super) async fn notice_lost_topics(self: &Rc<Self>, snapshot: &Snapshot, entries: &[TopicEntry]) {
-        let marked = match self.directories.topics.marked().await {
-            Ok(marked) => marked,
+        let proven = match self.directories.topics.proven().await {
+            Ok(proven) => proven,
             Err(error) => return tracing::warn!(%error, "whether the files of a topic are gone could not be looked up"),
         };
         let present: BTreeSet<(&str, TopicKind)> = entries.iter().map(|entry| (&*entry.topic, entry.kind)).collect();
-        for (topic, incarnation) in marked {
+        for (topic, incarnation) in proven {
             if present.contains(&(&*topic, TopicKind::Marked(incarnation))) || snapshot.topic_of(incarnation).is_none()
             {
                 continue;

@@ -64,14 +64,14 @@ fn s27_a_topic_whose_directory_is_gone_is_not_served_and_never_begun_again_at_of
         let described = bench.shard.handle(Request::Stats { incarnation: destination(1).incarnation }).await;
         assert!(matches!(described, Reply::Stats(known) if known.is_empty()), "it would be taken for an empty one");
         let Err(ConsumeError::ReadFailed(text)) = consume(&bench, "orders").await else { panic!("served") };
-        let mark = "/data/stored/orders.0000000000000001";
-        assert!(text.starts_with(mark) && text.contains("/data/topics/orders is gone"), "{text}");
+        let proof = "/data/stored/orders.0000000000000001";
+        assert!(text.starts_with(proof) && text.contains("/data/topics/orders is gone"), "{text}");
         assert_eq!(consume(&bench, "users").await, Ok(vec![0]), "the others are");
         // What is accepted stays in the WAL until a person has decided.
         bench.produce("orders").await;
         rt::sleep(10 * SECOND).await;
         assert!(Disk::Sim(bench.disk.clone()).list(Path::new("/data/topics/orders")).await.is_err());
-        Disk::Sim(bench.disk.clone()).remove_file(&PathBuf::from(mark)).await.expect("simulated");
+        Disk::Sim(bench.disk.clone()).remove_file(&PathBuf::from(proof)).await.expect("simulated");
         rt::sleep(10 * SECOND).await;
         assert_eq!(consume(&bench, "orders").await, Ok(vec![0]), "it starts empty, as asked for");
         assert!(refused(&bench.metrics().await).is_empty());
@@ -107,8 +107,8 @@ fn s27_topics_of_an_older_release_are_marked_at_a_start() {
     sim::run(1, async {
         let (bench, _) = started_without(Some("/data/stored")).await;
         assert!(refused(&bench.metrics().await).is_empty());
-        let marks = Disk::Sim(bench.disk.clone()).list(Path::new("/data/stored")).await.expect("made again");
-        assert_eq!(marks.len(), 2);
+        let proofs = Disk::Sim(bench.disk.clone()).list(Path::new("/data/stored")).await.expect("made again");
+        assert_eq!(proofs.len(), 2);
         assert!(bench.metrics().await.partitions.contains_key(&destination(1)));
     });
 }
