@@ -220,7 +220,9 @@ fn run(sources: Sources) -> Result<(), Failure> {
         let banner = banner(&prepared.http_addr.to_string(), &prepared.data.root.display().to_string());
         writeln!(io::stdout(), "{banner}")?;
     }
-    node::run(prepared).map_err(Failure::Request)
+    let ended = node::run(prepared).map_err(Failure::Request);
+    telemetry::say_the_rest(); // above the last line, which says why
+    ended
 }
 
 fn banner(address: &str, data_dir: &str) -> String {

@@ -74,6 +74,11 @@ impl Batch {
         Ok(Batch { body, arena, messages })
     }
 
+    /// Of the body, and of what was decoded from it.
+    pub fn memory_bytes(&self) -> usize {
+        self.body.len() + self.arena.capacity()
+    }
+
     pub fn len(&self) -> usize {
         self.messages.len()
     }

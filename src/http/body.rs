@@ -81,10 +81,15 @@ impl<'a> BodyReader<'a> {
 
     /// As much again as the body has, for what is decoded from it.
     pub fn hold_twice(&mut self, body: &Bytes) -> Result<(), BodyFailure> {
-        if let Some(memory) = &mut self.memory {
-            memory.shrink_to(body.len()); // whatever unpacked it has gone
-        }
+        self.let_go(body.len()); // whatever unpacked it has gone
         self.hold(2 * body.len())
+    }
+
+    /// No more than so many bytes are held any longer.
+    pub fn let_go(&mut self, bytes: usize) {
+        if let Some(memory) = &mut self.memory {
+            memory.shrink_to(bytes);
+        }
     }
 
     /// So many bytes of the body are held.
@@ -217,6 +222,7 @@ impl<'a> BodyReader<'a> {
         if decoded.len() > bytes_max {
             return Err(BodyFailure::TooLarge);
         }
+        decoded.shrink_to_fit(); // what is charged from here on is its length
         Ok(Bytes::from(decoded))
     }
 
@@ -252,6 +258,7 @@ impl<'a> BodyReader<'a> {
             self.grow(&mut all, piece.len(), whole, 0)?;
             all.extend_from_slice(&piece);
         }
+        all.shrink_to_fit();
         Ok(Bytes::from(all))
     }
 }

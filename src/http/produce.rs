@@ -74,6 +74,7 @@ pub(crate) async fn batch<B: Broker>(
     } else {
         rt::blocking(move || Batch::parse(bytes)).await?
     };
+    body.let_go(batch.memory_bytes());
     if let Some(slot) = &mut slot {
         let messages = u32::try_from(batch.len()).unwrap_or(u32::MAX);
         slot.grow_to(messages).map_err(|_| call.too_many(Kind::Produce))?;

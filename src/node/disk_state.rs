@@ -68,13 +68,17 @@ mod tests {
     #[test]
     fn n9_a_full_disk_and_a_failed_wal_are_named_and_are_no_gate() {
         sim::run(1, async {
-            let state = NodeState { trust: Trust::without_end(), ..NodeState::default() };
+            let shards = NodeDisk::default();
+            let disk = DiskState::new(shards.clone());
+            let state = NodeState { trust: Trust::without_end(), disk, ..NodeState::default() };
             let said = |reserve_bytes| {
                 state.disk.note(Path::new("/"), reserve_bytes);
                 state.readiness()
             };
             assert_eq!(said(u64::MAX), Readiness::Ready(vec!["disk_space_under_reserve"]));
             assert_eq!(said(0), Readiness::Ready(Vec::new()), "it heals by itself");
+            shards.note_wal_failed();
+            assert_eq!(said(u64::MAX), Readiness::Ready(vec!["disk_space_under_reserve", "ingress_wal_failed"]));
         });
     }
 }

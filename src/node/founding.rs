@@ -103,11 +103,15 @@ pub async fn look_up(address: &str, own: Option<IpAddr>) -> Result<SocketAddr, S
 
 /// The first address of a name that can be dialled at all: a socket of IPv4 reaches no IPv6.
 fn first_reached(own: Option<IpAddr>, found: &[SocketAddr]) -> Result<SocketAddr, String> {
-    let reaches = |address: &&SocketAddr| address.is_ipv4() || !own.is_some_and(|own| own.is_ipv4());
+    // One that is bound to all of IPv6 reaches IPv4 as well; one bound to an address reaches its own kind.
+    let reaches = |address: &&SocketAddr| match own {
+        Some(own) if !(own.is_ipv6() && own.is_unspecified()) => own.is_ipv4() == address.is_ipv4(),
+        _ => true,
+    };
     match (found.iter().find(reaches), found) {
         (Some(address), _) => Ok(*address),
         (None, []) => Err("the name has no address".to_owned()),
-        (None, _) => Err("the name has IPv6 addresses alone, and this node is bound to IPv4 (cluster.addr)".to_owned()),
+        (None, _) => Err("the name has addresses of the other kind alone (IPv4, IPv6) than cluster.addr".to_owned()),
     }
 }
 
@@ -233,7 +237,12 @@ mod tests {
         assert_eq!(first_reached(own("0.0.0.0"), &[six, four]), Ok(four));
         assert_eq!(first_reached(own("::"), &[six, four]), Ok(six));
         assert_eq!(first_reached(own("::"), &[four]), Ok(four));
-        assert!(first_reached(own("0.0.0.0"), &[six]).unwrap_err().contains("IPv6 addresses alone"));
+        assert!(first_reached(own("0.0.0.0"), &[six]).unwrap_err().contains("of the other kind alone"));
+        assert_eq!(
+            first_reached(own("fd00::1"), &[four, six]),
+            Ok(six),
+            "a socket of one IPv6 address reaches no IPv4"
+        );
         assert!(first_reached(None, &[]).unwrap_err().contains("no address"));
     }
 }

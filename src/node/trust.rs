@@ -11,9 +11,11 @@ use narad_shards::rt::{self, Instant};
 
 /// A node that has not looked around for so long stood still. What one that runs knows may be as old (D10).
 const STANDSTILL: Duration = Duration::from_secs(2);
-/// The leader is waited for that long. Then the node goes by what it knows, as it does whenever it is cut off: no lost
-/// quorum refuses a produce (E51).
+/// The leader is waited for that long. Then the node goes by what it knows, as it does whenever it is cut off: a lost
+/// quorum refuses no produce (E51), but for these seconds behind a standstill.
 const CONFIRM_WAIT: Duration = Duration::from_secs(3);
+/// How often is asked again, because the answer may be from before the next standstill.
+const ROUNDS_MAX: u32 = 5;
 
 /// Until when the metadata is trusted, ns on the clock of all threads. Renewed by the control thread, read by shards: who
 /// runs first after a standstill finds it out.
@@ -51,7 +53,9 @@ impl Trust {
     pub async fn renew<C: Future<Output = bool>>(&self, mut confirm: impl FnMut() -> C) {
         let mut now = rt::now();
         let mut confirmed = true;
-        while now.0 > self.0.load(Relaxed) {
+        let mut rounds = 0;
+        while now.0 > self.0.load(Relaxed) && rounds < ROUNDS_MAX {
+            rounds += 1;
             let since = Instant(self.0.load(Relaxed));
             tracing::warn!(
                 for_at_least = ?now.saturating_since(since),
@@ -59,8 +63,10 @@ impl Trust {
             );
             confirmed = rt::timeout(CONFIRM_WAIT, confirm()).await.unwrap_or(false);
             let asked = std::mem::replace(&mut now, rt::now());
-            if now.saturating_since(asked) <= CONFIRM_WAIT + STANDSTILL {
-                break; // else it stood still again, and the answer may be from before
+            // Beyond that it stood still again, and an answer may be from before.
+            let longest = if confirmed { STANDSTILL } else { CONFIRM_WAIT + STANDSTILL };
+            if now.saturating_since(asked) <= longest {
+                break;
             }
         }
         if !confirmed {
@@ -134,6 +140,12 @@ mod tests {
 
     #[test]
     fn k45_an_answer_from_before_the_next_standstill_confirms_nothing() {
+        for seconds in [3, 30] {
+            stands_still_while_it_asks(Duration::from_secs(seconds));
+        }
+    }
+
+    fn stands_still_while_it_asks(again: Duration) {
         let simulation = sim::Sim::new(1);
         let node: sim::NodeTag = 7;
         let (stop, asked) = (simulation.clone(), Rc::new(Cell::new(0)));
@@ -152,7 +164,7 @@ mod tests {
             stop.spawn_on(node, async move { renewing.renew(answer).await });
             rt::sleep(Duration::from_millis(500)).await;
             stop.pause(node);
-            rt::sleep(Duration::from_secs(30)).await;
+            rt::sleep(again).await;
             stop.resume(node);
             rt::sleep(Duration::from_millis(500)).await;
             assert!(!trust.holds() && asked.get() == 2, "asked {} times", asked.get());

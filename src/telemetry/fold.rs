@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use tracing::callsite::Identifier;
@@ -27,8 +27,18 @@ fn lines_max(level: Level) -> u64 {
 #[derive(Debug, PartialEq, Eq)]
 struct LeftOut {
     level: Level,
+    /// Of the first one.
     message: String,
     lines: u64,
+}
+
+/// What becomes of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line {
+    Written,
+    /// As the first one since such lines were last counted: whoever has it tells its text.
+    LeftOutFirst,
+    LeftOut,
 }
 
 struct Window {
@@ -43,8 +53,7 @@ struct Folds<K> {
 }
 
 impl<K: Clone + Eq + Hash> Folds<K> {
-    /// Whether a line of this kind is written. `message` is asked for the first time that it is not.
-    fn admits(&mut self, kind: K, level: Level, now: Instant, message: impl FnOnce() -> String) -> bool {
+    fn judge(&mut self, kind: K, level: Level, now: Instant) -> Line {
         let window = self.windows.entry(kind).or_insert(Window { began: now, written: 0, left_out: None });
         // One that has something to say stays until that was said.
         if now.duration_since(window.began) >= WINDOW && window.left_out.is_none() {
@@ -52,11 +61,21 @@ impl<K: Clone + Eq + Hash> Folds<K> {
         }
         if window.written < lines_max(level) {
             window.written += 1;
-            return true;
+            return Line::Written;
         }
-        let left_out = window.left_out.get_or_insert_with(|| LeftOut { level, message: message(), lines: 0 });
-        left_out.lines += 1;
-        false
+        let is_first = window.left_out.is_none();
+        window.left_out.get_or_insert_with(|| LeftOut { level, message: String::new(), lines: 0 }).lines += 1;
+        if is_first {
+            Line::LeftOutFirst
+        } else {
+            Line::LeftOut
+        }
+    }
+
+    fn tell(&mut self, kind: &K, message: String) {
+        if let Some(left_out) = self.windows.get_mut(kind).and_then(|window| window.left_out.as_mut()) {
+            left_out.message = message;
+        }
     }
 
     /// What is to be said now, and when the next look is due if there is more.
@@ -69,6 +88,17 @@ impl<K: Clone + Eq + Hash> Folds<K> {
         let due = due.collect();
         let next = self.windows.values().filter(|window| window.left_out.is_some()).map(|window| window.began + WINDOW);
         (due, next.min())
+    }
+}
+
+/// Of the process.
+static SHARED: OnceLock<Arc<Shared>> = OnceLock::new();
+
+/// Says what was left out lately: the process ends, and that may be why.
+pub fn say_the_rest() {
+    if let Some(shared) = SHARED.get() {
+        let (due, _) = shared.lock().take(Instant::now() + WINDOW);
+        due.iter().for_each(say);
     }
 }
 
@@ -90,7 +120,7 @@ pub(super) struct Folding(Arc<Shared>);
 impl Folding {
     /// With a thread that says what was left out; it sleeps while nothing is.
     pub fn start() -> Result<Folding, String> {
-        let shared = Arc::new(Shared::default());
+        let shared = SHARED.get_or_init(Arc::default).clone();
         let tell = shared.clone();
         let thread =
             std::thread::Builder::new().name("narad-log".to_owned()).spawn(move || tell.say_what_was_left_out());
@@ -100,14 +130,18 @@ impl Folding {
 }
 
 impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Folds<Identifier>> {
+        self.folds.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     fn say_what_was_left_out(&self) {
-        let mut folds = self.folds.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut folds = self.lock();
         loop {
             let (due, next) = folds.take(Instant::now());
             if !due.is_empty() {
                 drop(folds); // a line takes the lock
                 due.iter().for_each(say);
-                folds = self.folds.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                folds = self.lock();
                 continue;
             }
             folds = match next {
@@ -138,17 +172,15 @@ impl<S: Subscriber> Layer<S> for Folding {
         {
             return true;
         }
-        let message = || {
+        let line = self.0.lock().judge(metadata.callsite(), *metadata.level(), Instant::now());
+        if line == Line::LeftOutFirst {
+            // Not under the lock: what formats itself may log.
             let mut message = Message(String::new());
             event.record(&mut message);
-            message.0
-        };
-        let mut folds = self.0.folds.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let admitted = folds.admits(metadata.callsite(), *metadata.level(), Instant::now(), message);
-        if !admitted {
+            self.0.lock().tell(&metadata.callsite(), message.0);
             self.0.something_left_out.notify_one();
         }
-        admitted
+        line == Line::Written
     }
 }
 
@@ -172,13 +204,16 @@ mod tests {
         let at = |ms| began + Duration::from_millis(ms);
         let mut written = 0;
         for line in 0..1_000 {
-            written += u64::from(folds.admits("poisoned", Level::ERROR, at(line / 2), || "log poisoned".to_owned()));
+            let judged = folds.judge("poisoned", Level::ERROR, at(line / 2));
+            assert_eq!(judged == Line::LeftOutFirst, line == 20);
+            written += u64::from(judged == Line::Written);
         }
-        assert!(folds.admits("another", Level::WARN, at(600), String::new), "each kind by itself");
+        folds.tell(&"poisoned", "log poisoned".to_owned());
+        assert_eq!(folds.judge("another", Level::WARN, at(600)), Line::Written, "each kind by itself");
         assert_eq!((written, folds.take(at(999))), (20, (Vec::new(), Some(at(1_000)))));
         let left_out = LeftOut { level: Level::ERROR, message: "log poisoned".to_owned(), lines: 980 };
         assert_eq!(folds.take(at(1_000)), (vec![left_out], None));
-        assert!(folds.admits("poisoned", Level::ERROR, at(1_001), String::new), "a new second");
+        assert_eq!(folds.judge("poisoned", Level::ERROR, at(1_001)), Line::Written, "a new second");
     }
 
     #[test]
@@ -186,13 +221,37 @@ mod tests {
         let (began, mut folds) = (Instant::now(), Folds::default());
         for second in 0..10 {
             for _ in 0..20 {
-                assert!(folds.admits(1, Level::WARN, began + second * WINDOW, String::new));
+                assert_eq!(folds.judge(1, Level::WARN, began + second * WINDOW), Line::Written);
             }
         }
         assert_eq!(folds.take(began + 9 * WINDOW), (Vec::new(), None));
         // Whoever says it comes late.
-        assert!((0..5).all(|late| !folds.admits(1, Level::WARN, began + (9 + late) * WINDOW, String::new)));
+        assert!((0..5).all(|late| folds.judge(1, Level::WARN, began + (9 + late) * WINDOW) != Line::Written));
         assert_eq!(folds.take(began + 20 * WINDOW).0[0].lines, 5);
+    }
+
+    /// Logs while it is formatted.
+    struct Talks;
+
+    impl fmt::Display for Talks {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            tracing::warn!("formatted");
+            f.write_str("talks")
+        }
+    }
+
+    #[test]
+    fn what_logs_while_it_is_formatted_stops_nobody() {
+        let folding = Folding(Arc::default());
+        let shared = folding.0.clone();
+        let subscriber = tracing_subscriber::layer::SubscriberExt::with(tracing_subscriber::registry(), folding);
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..30 {
+                tracing::warn!("{Talks}");
+            }
+        });
+        let (said, _) = shared.lock().take(Instant::now() + WINDOW);
+        assert_eq!(said.iter().map(|said| (&*said.message, said.lines)).collect::<Vec<_>>(), [("talks", 10)]);
     }
 
     #[test]
@@ -206,7 +265,7 @@ mod tests {
                 tracing::warn!("it hangs");
             }
         });
-        let (said, _) = shared.folds.lock().unwrap().take(Instant::now() + WINDOW);
+        let (said, _) = shared.lock().take(Instant::now() + WINDOW);
         assert_eq!(said, [LeftOut { level: Level::WARN, message: "it hangs".to_owned(), lines: 30 }]);
     }
 }

@@ -16,6 +16,7 @@ mod vitals;
 pub use cluster::ClusterMetrics;
 pub use counter::{Counter, DurationHistogram};
 pub use exposition::{Exposition, Kind};
+pub use fold::say_the_rest;
 pub use logging::install_logging;
 #[cfg(test)]
 pub(crate) use logging::lines as logged;

@@ -40,7 +40,7 @@ impl NodeDisk {
         full.load(Relaxed) == room && full.swap(!room, Relaxed) == room
     }
 
-    pub(super) fn note_wal_failed(&self) {
+    pub fn note_wal_failed(&self) {
         self.0.wal_failed.store(true, Relaxed);
     }
 
