@@ -99,13 +99,11 @@ impl Inner {
                     "the ingress dispatch checkpoint could not be stored, or a segment behind it not reclaimed; \
                      trying again. Nothing is lost, but a restart would deliver more records twice"
                 );
-                let mut state = self.state.borrow_mut();
-                state.checkpoint_failed = Some(error.to_string());
-                if state.closing {
-                    state.checkpoint.kept = false;
+                self.state.borrow_mut().checkpoint_failed = Some(error.to_string());
+                if self.state.borrow().closing {
+                    self.state.borrow_mut().checkpoint.kept = false;
                     return;
                 }
-                drop(state);
                 rt::sleep(RETRY_DELAY).await;
             }
         }
