@@ -260,7 +260,7 @@ async fn commits(
         task.await?;
     }
     for log in logs {
-        log.close().await;
+        log.close().await.map_err(Failure)?;
     }
     Ok(Sample {
         commits,

@@ -257,7 +257,7 @@ async fn appends(
         task.await?;
     }
     dispatcher.await;
-    wal.close().await;
+    wal.close().await.map_err(Failure)?;
     let mut flush_us = after.flush_us.clone();
     flush_us.subtract(&before.flush_us).map_err(|error| Failure(format!("two counts of one WAL differ: {error}")))?;
     Ok(Sample {

@@ -1,10 +1,12 @@
-//! Counts log lines, for tests.
+//! Counts and keeps log lines, for tests.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::Arc;
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+
+use tracing::field::{Field, Visit};
 
 #[derive(Clone, Default)]
-pub(crate) struct LogLines(Arc<AtomicU64>);
+pub(crate) struct LogLines(Arc<Mutex<Vec<String>>>);
 
 impl LogLines {
     /// From here on those of this thread, until the guard is dropped.
@@ -14,7 +16,12 @@ impl LogLines {
     }
 
     pub fn count(&self) -> u64 {
-        self.0.load(Relaxed)
+        self.0.lock().expect("one thread").len() as u64
+    }
+
+    /// Whether one of them has all of these in its text or its fields.
+    pub fn any_with(&self, texts: &[&str]) -> bool {
+        self.0.lock().expect("one thread").iter().any(|line| texts.iter().all(|text| line.contains(text)))
     }
 }
 
@@ -27,9 +34,19 @@ impl tracing::Subscriber for LogLines {
     }
     fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, _: &tracing::Event<'_>) {
-        self.0.fetch_add(1, Relaxed);
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line(event.metadata().level().to_string());
+        event.record(&mut line);
+        self.0.lock().expect("one thread").push(line.0);
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0 += &format!(" {field}={value:?}");
+    }
 }

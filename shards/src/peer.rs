@@ -90,11 +90,27 @@ pub enum CommitError {
     Poisoned(String),
     /// The commit failed and left nothing behind.
     Failed(String),
-    /// `503`: the owner takes nothing at the moment, for it stops, its disk is nearly full, or it does not know yet what it
-    /// owns. Nothing is left behind.
+    /// `503`: the owner takes nothing at the moment, for it stops, its disk is nearly full, it does not know yet what it
+    /// owns, or it has no open file or memory left for the partition's log. Nothing is left behind.
     Unavailable(String),
     /// No answer will come: the carrier or the owner has gone. The batch may have been stored.
     Unreachable(String),
+}
+
+/// Why a partition's log cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoLog {
+    /// For the moment: in words for whoever asked.
+    Busy(String),
+    Failed(String),
+}
+
+impl std::fmt::Display for NoLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NoLog::Busy(text) | NoLog::Failed(text) => f.write_str(text),
+        }
+    }
 }
 
 impl std::fmt::Display for CommitError {
@@ -219,8 +235,7 @@ pub enum Reply {
     ReadAt(Result<ReadAt, ConsumeError>),
     Stats(Vec<PartitionStats>),
     Meta(MetaReply),
-    /// The text says what failed.
-    Prepared(Result<(), String>),
+    Prepared(Result<(), NoLog>),
     Metrics(Box<crate::metrics::ShardMetrics>),
     Vitals(Box<crate::metrics::ShardVitals>),
     /// What could not be stored.

@@ -137,7 +137,7 @@ pub fn start(
         for endpoint in endpoints {
             endpoint.stop().await;
         }
-        log.close().await;
+        log.close().await.map_err(Failure)?;
         Ok(())
     });
     match told.recv() {

@@ -189,7 +189,7 @@ fn s82_lesson_n10_a_close_never_cuts_into_a_cycle() {
                 rt::sleep(Duration::from_nanos(rng.below(1_500_000))).await;
                 let log = bench.gate.log.borrow().clone();
                 if let Some(log) = log {
-                    log.close().await;
+                    log.close().await.expect("stored");
                 }
                 // A log closed between two cycles is resolved again: the caller never sees it.
                 assert_eq!(task.await, Ok(Committed { base_offset: number, count: 1 }));

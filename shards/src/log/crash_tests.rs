@@ -85,7 +85,7 @@ async fn work(ledger: Ledger, device: SimDisk, close: bool) {
             ledger.commit(&bench, 3).await;
         }
         if close {
-            bench.open().await.close().await;
+            bench.open().await.close().await.expect("stored");
         }
     }
 }
@@ -139,7 +139,7 @@ async fn fixed_sequence(ledger: Ledger, device: SimDisk) {
     ledger.commit(&bench, 1).await;
     ledger.commit(&bench, 20).await;
     ledger.commit(&bench, 30).await;
-    bench.open().await.close().await;
+    bench.open().await.close().await.expect("stored");
     ledger.commit(&bench, 2).await;
     ledger.commit(&bench, 25).await;
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::stored;
-use super::topic_mark::TopicMarks;
+use super::stored_proof::StoredProofs;
 use crate::io::{is_shortage, Caching, Disk, Entry, Open, Slice};
 use crate::meta::Incarnation;
 use crate::peer::LocalBoxFuture;
@@ -33,7 +33,8 @@ pub enum DirectoryError {
     Short(String),
     /// There are files whose incarnation nobody knows: they are neither served nor overwritten (lesson D5.2).
     InDoubt(String),
-    /// The topic had files here, and they are gone: it is not begun again at offset 0 (S27).
+    /// The topic had files here, and they are gone, or a deleted topic's lie in their place: it is not begun again at
+    /// offset 0 (S27).
     Lost(String),
 }
 
@@ -57,6 +58,7 @@ pub enum Marker {
     /// Nothing is stored under the name; at most an empty directory that a crash left unstamped.
     Absent,
     Matches,
+    /// And the live one has never stored anything here.
     Different(Mark),
 }
 
@@ -125,7 +127,7 @@ impl TopicEntry {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TopicKind {
     Marked(Incarnation),
     /// Set aside; may be removed once its incarnation is confirmed gone (S10).
@@ -148,7 +150,7 @@ pub trait Retire {
 pub struct TopicDirectories {
     disk: Disk,
     root: PathBuf,
-    marks: TopicMarks,
+    proofs: StoredProofs,
 }
 
 fn failed(what: &str, path: &Path, error: &io::Error) -> DirectoryError {
@@ -186,8 +188,8 @@ pub(super) fn parse_partition_name(name: &str) -> Option<u32> {
 impl TopicDirectories {
     /// `root` is `<data directory>/topics`, which must exist.
     pub fn new(disk: Disk, root: PathBuf) -> TopicDirectories {
-        let marks = TopicMarks::beside(disk.clone(), &root);
-        TopicDirectories { disk, root, marks }
+        let proofs = StoredProofs::beside(disk.clone(), &root);
+        TopicDirectories { disk, root, proofs }
     }
 
     /// Where a partition's log lives: `topics/<topic>/p<NNNNN>`. Creates nothing (S3).
@@ -216,7 +218,7 @@ impl TopicDirectories {
             }
             match self.read_marker(&dir).await? {
                 Found::Mark(found) if found.id == live => return Ok(Marker::Matches),
-                Found::Mark(found) => return Ok(Marker::Different(found)),
+                Found::Mark(found) => return self.different(topic, live, found).await,
                 // Set aside since it was listed, by whoever removes a former incarnation: that is no damage (K46).
                 Found::Nothing => continue,
                 Found::Damaged => {
@@ -231,35 +233,59 @@ impl TopicDirectories {
     }
 
     async fn absent(&self, topic: &str, live: Incarnation) -> Result<Marker, DirectoryError> {
-        match self.is_lost(topic, live).await? {
-            Some(why) => Err(DirectoryError::Lost(why)),
-            None => Ok(Marker::Absent),
+        if self.has_stored(topic, live).await? {
+            return Err(self.lost(topic, live, "is gone"));
         }
+        Ok(Marker::Absent)
     }
 
-    /// Why a topic that has no directory here must not begin anew, if it has stored something.
-    async fn is_lost(&self, topic: &str, live: Incarnation) -> Result<Option<String>, DirectoryError> {
-        let mark = self.marks.path(topic, live);
-        let marked = self.marks.is_marked(topic, live).await.map_err(|e| failed("look for", &mark, &e))?;
-        Ok(marked.then(|| {
-            format!(
-                "{} proves that this node has stored topic {topic}, but {} is gone: its records here are lost, and their \
-                 offsets are not given out again. Restore the directory; or, to start empty at offset 0, remove {}",
-                mark.display(),
-                self.root.join(topic).display(),
-                mark.display()
-            )
-        }))
+    /// Another incarnation's files, in the place of none: or of those that the live one has had, when somebody restored a
+    /// backup from before the topic was deleted and made again.
+    async fn different(&self, topic: &str, live: Incarnation, found: Mark) -> Result<Marker, DirectoryError> {
+        if !self.has_stored(topic, live).await? {
+            return Ok(Marker::Different(found));
+        }
+        if !found.checked {
+            return Err(self.unproven(topic, live, found.id));
+        }
+        let instead = format!("is of the deleted topic of that name ({}, not {live}), and is not served", found.id);
+        Err(self.lost(topic, live, &instead))
+    }
+
+    async fn has_stored(&self, topic: &str, live: Incarnation) -> Result<bool, DirectoryError> {
+        let proven = self.proofs.is_proven(topic, live).await;
+        proven.map_err(|e| failed("look for", &self.proofs.path(topic, live), &e))
+    }
+
+    /// Why a topic that has stored something must not begin anew.
+    fn lost(&self, topic: &str, live: Incarnation, instead: &str) -> DirectoryError {
+        let proof = self.proofs.path(topic, live);
+        DirectoryError::Lost(format!(
+            "{} proves that this node has stored topic {topic}, but {} {instead}: its records here are lost, and their \
+             offsets are not given out again. Restore the directory of incarnation {live}; or, to start empty at offset 0, \
+             remove {}",
+            proof.display(),
+            self.root.join(topic).display(),
+            proof.display()
+        ))
+    }
+
+    fn unproven(&self, topic: &str, live: Incarnation, found: Incarnation) -> DirectoryError {
+        DirectoryError::InDoubt(format!(
+            "{} states incarnation {found}, the live one of topic {topic} is {live}, and no checksum tells whether the file \
+             is damaged. If the records are this topic's, write {live} into the file; if not, move the directory away",
+            self.root.join(topic).join(MARKER).display()
+        ))
     }
 
     /// Topic and incarnation of everything that has had a directory here.
-    pub async fn marked(&self) -> Result<Vec<(String, Incarnation)>, DirectoryError> {
-        self.marks.all().await.map_err(|e| failed("list the marks of topics beside", &self.root, &e))
+    pub async fn proven(&self) -> Result<Vec<(String, Incarnation)>, DirectoryError> {
+        self.proofs.all().await.map_err(|e| failed("list the proofs of topics beside", &self.root, &e))
     }
 
-    /// Marks a topic whose directory is there, durably.
-    pub async fn mark(&self, topic: &str, live: Incarnation) -> Result<(), DirectoryError> {
-        self.marks.mark(topic, live).await.map_err(|e| failed("make", &self.marks.path(topic, live), &e))
+    /// Proves that a topic has stored something here, durably; its directory is there.
+    pub async fn prove(&self, topic: &str, live: Incarnation) -> Result<(), DirectoryError> {
+        self.proofs.prove(topic, live).await.map_err(|e| failed("make", &self.proofs.path(topic, live), &e))
     }
 
     /// Makes the directory under the name the live incarnation's: as it is, or fresh and stamped durably before it is
@@ -271,13 +297,7 @@ impl TopicDirectories {
             Marker::Matches => self.settle(&self.topic_dir(topic)?).await?,
             Marker::Absent => self.stamp(topic, live).await?,
             Marker::Different(Mark { id: old, checked }) if !checked && !retire.was_live(old) => {
-                let dir = self.topic_dir(topic)?;
-                return Err(DirectoryError::InDoubt(format!(
-                    "{} states incarnation {old}, the live one of topic {topic} is {live}, and no checksum tells whether \
-                     the file is damaged. If the records are this topic's, write {live} into the file; if not, move the \
-                     directory away",
-                    dir.join(MARKER).display()
-                )));
+                return Err(self.unproven(topic, live, old));
             }
             Marker::Different(Mark { id: old, .. }) => {
                 retire.close_logs(old).await;
@@ -288,7 +308,7 @@ impl TopicDirectories {
             }
         }
         // Before anything is stored in it, and only now: a crash on the way leaves a directory that is still empty.
-        self.mark(topic, live).await
+        self.prove(topic, live).await
     }
 
     /// Removes the directory of a deleted incarnation, and what was set aside of it. Anything else under the name is
@@ -301,7 +321,7 @@ impl TopicDirectories {
             self.set_aside(topic, gone).await?;
         }
         self.remove_stale(topic, gone).await?;
-        self.marks.remove(topic, gone).await.map_err(|e| failed("remove", &self.marks.path(topic, gone), &e))
+        self.proofs.remove(topic, gone).await.map_err(|e| failed("remove", &self.proofs.path(topic, gone), &e))
     }
 
     /// Removes what was set aside of an incarnation that is confirmed gone (S10). One that is absent is no error.

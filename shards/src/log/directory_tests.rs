@@ -136,9 +136,36 @@ fn s6_a_mark_without_a_checksum_sets_nothing_aside_that_may_be_the_live_topics()
         let Err(DirectoryError::InDoubt(text)) = refused else { panic!("{refused:?}") };
         assert!(text.contains(&OLD.to_string()) && text.contains(&NEW.to_string()), "{text}");
         assert!(exists(&disk, "/topics/orders/p00000").await);
+        let refused = directories.marker("orders", NEW).await;
+        assert!(matches!(refused, Err(DirectoryError::InDoubt(_))), "{refused:?}");
         noted.former = Some(OLD);
-        directories.prepare("orders", NEW, &noted).await.expect("seen live by this process: an ordinary delete");
+        let next = Incarnation(0x3ff);
+        directories.prepare("orders", next, &noted).await.expect("seen live by this process: an ordinary delete");
         assert!(exists(&disk, "/topics/orders.stale-000000000000001d/p00000").await);
+    });
+}
+
+#[test]
+fn s27_a_backup_of_the_deleted_topic_does_not_begin_the_live_one_again() {
+    sim::run(1, async {
+        let (disk, directories, noted) = setup().await;
+        directories.prepare("orders", OLD, &noted).await.expect("fresh");
+        disk.rename(Path::new("/topics/orders"), Path::new("/backup")).await.expect("simulated");
+        directories.purge("orders", OLD).await.expect("confirmed");
+        directories.prepare("orders", NEW, &noted).await.expect("fresh");
+        disk.remove_dir_all(Path::new("/topics/orders")).await.expect("simulated");
+        disk.rename(Path::new("/backup"), Path::new("/topics/orders")).await.expect("simulated");
+        for _ in 0..2 {
+            let refused = directories.prepare("orders", NEW, &noted).await;
+            let Err(DirectoryError::Lost(text)) = refused else { panic!("{refused:?}") };
+            let (stored, dir) = (format!("/stored/orders.{NEW} proves"), "/topics/orders is of the deleted");
+            assert!(text.starts_with(&stored) && text.contains(dir), "{text}");
+        }
+        assert!(noted.calls.borrow().is_empty());
+        assert_eq!(directories.marker("orders", OLD).await, Ok(Marker::Matches), "untouched");
+        disk.remove_file(Path::new(&format!("/stored/orders.{NEW}"))).await.expect("simulated");
+        directories.prepare("orders", NEW, &noted).await.expect("a person has decided");
+        assert!(exists(&disk, "/topics/orders.stale-000000000000001d").await);
     });
 }
 
@@ -216,7 +243,7 @@ fn s10_to_s13_the_inventory_tells_live_stale_and_unmarked_apart() {
 
 #[test]
 fn e1_a_marker_that_a_killed_process_left_unsynced_is_made_durable_before_use() {
-    for calls in 0..12 {
+    for calls in 0..18 {
         let simulation = sim::Sim::new(calls);
         let handle = simulation.clone();
         simulation.run(async move {
@@ -240,6 +267,8 @@ fn e1_a_marker_that_a_killed_process_left_unsynced_is_made_durable_before_use() 
             directories.prepare("orders", NEW, &noted).await.expect("after any kill");
             device.power_cut_as(crate::io::sim::Survival::Nothing);
             assert_eq!(directories.marker("orders", NEW).await, Ok(Marker::Matches), "after {calls} calls");
+            let proven = directories.proven().await.expect("simulated");
+            assert_eq!(proven, [("orders".to_owned(), NEW)], "after {calls} calls");
         });
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::tests_support::{numbered, read_all, Bench};
 use super::{hwm, LogOptions, ReadError};
 use crate::io::sim::{Fault, NthCall, Op, SimDisk, Survival};
+use crate::log_lines::LogLines;
 use crate::peer::{CommitError, Committed};
 use crate::rt::{self, sim};
 
@@ -89,7 +90,7 @@ fn e14_any_error_of_a_submitted_durable_write_poisons() {
                 assert!(is_poison(&bench.commit(vec![numbered(5, 500)]).await), "s38: latched");
                 assert_eq!(bench.open().await.next_offset(), 5);
                 // S41: a close and an open with a full scan clear it; what the write left may surface (R11).
-                bench.open().await.close().await;
+                bench.open().await.close().await.expect("stored");
                 let log = bench.open().await;
                 assert_eq!((log.is_poisoned(), log.high_watermark()), (None, 5), "s51: still hidden");
                 let next = log.next_offset();
@@ -165,7 +166,7 @@ fn g18_a_boundary_that_cannot_be_emptied_fails_the_commit_and_is_tried_again() {
         for seed in 0..10 {
             run(seed, move |bench| async move {
                 bench.commit_numbered(0, 3, 500).await;
-                bench.open().await.close().await;
+                bench.open().await.close().await.expect("stored");
                 bench.open().await;
                 bench.device.inject(NthCall::new(Op::WriteDurable, 1, fault).on(hwm::FILE_NAME));
                 let failed = bench.commit(vec![numbered(3, 500)]).await;
@@ -243,6 +244,22 @@ fn s93_a_failing_read_is_transient() {
 }
 
 #[test]
+fn a_boundary_that_fails_after_whoever_closed_the_log_has_gone_is_said_all_the_same() {
+    run(7, |bench| async move {
+        bench.commit_numbered(0, 3, 500).await;
+        let log = bench.open().await;
+        let (lines, _guard) = LogLines::of_this_thread();
+        bench.device.inject(NthCall::new(Op::Open, 1, Fault::Stall(Duration::from_secs(5))).on(hwm::FILE_NAME));
+        bench.device.inject(NthCall::new(Op::WriteDurable, 1, Fault::NoSpace).on(hwm::FILE_NAME));
+        assert!(rt::timeout(Duration::from_secs(1), Box::pin(log.close())).await.is_err(), "it hangs");
+        assert!(!lines.any_with(&["exact boundary"]));
+        rt::sleep(Duration::from_secs(10)).await;
+        assert!(log.is_closed());
+        assert!(lines.any_with(&["WARN", "exact boundary", "No space left"]));
+    });
+}
+
+#[test]
 fn a_closed_log_whose_boundary_could_not_be_written_opens_all_the_same() {
     for fault in [Fault::Fail, Fault::Short, Fault::NoSpace] {
         for op in [Op::Open, Op::WriteDurable, Op::SyncDir] {
@@ -250,7 +267,7 @@ fn a_closed_log_whose_boundary_could_not_be_written_opens_all_the_same() {
                 bench.commit_numbered(0, 3, 500).await;
                 let path = if op == Op::SyncDir { "" } else { hwm::FILE_NAME };
                 bench.device.inject(NthCall::new(op, 1, fault).on(path));
-                bench.open().await.close().await;
+                let _ = bench.open().await.close().await;
                 bench.device.clear_faults();
                 bench.open().await;
                 holds_exactly(&bench, 3).await;
@@ -310,7 +327,7 @@ fn a_close_waits_for_the_fill_under_way() {
         for number in 0..4 {
             bench.commit(vec![numbered(number, 9_000)]).await.expect("committed");
         }
-        bench.open().await.close().await;
+        bench.open().await.close().await.expect("stored");
         // The zeros on their way then would land in the middle of these.
         for number in 4..14 {
             bench.commit(vec![numbered(number, 9_000)]).await.expect("committed");

@@ -23,7 +23,7 @@ fn killed_then(damage: &'static str, expected: &'static str) {
         bench.commit_numbered(0, 3, 300).await;
         bench.reopen().await;
         if damage.contains("second life") {
-            bench.open().await.close().await;
+            bench.open().await.close().await.expect("stored");
             bench.commit_numbered(3, 5, 300).await;
         }
         match damage.split(',').next().unwrap_or_default() {

@@ -26,7 +26,7 @@ mod segment;
 mod shared;
 mod space;
 mod stored;
-mod topic_mark;
+mod stored_proof;
 
 #[cfg(test)]
 mod combiner_tests;

@@ -267,32 +267,32 @@ impl PartitionLog {
         self.high_watermark()
     }
 
-    /// Waits for the running commit, refuses further ones, and writes the exact boundary (S45, S82). Returns why that
-    /// could not be written, if it could not: the next open derives it from the records (S47). Goes on when its caller has gone:
-    /// a boundary on its way to the disk must not land in a log that is open again.
-    pub async fn close(&self) -> Option<String> {
+    /// Waits for the running commit, refuses further ones, and writes the exact boundary (S45, S82). It is closed also if
+    /// that could not be written, which is logged: the next open derives it from the records (S47). Goes on when its caller
+    /// has gone: a boundary on its way to the disk must not land in a log that is open again.
+    pub async fn close(&self) -> Result<(), String> {
         let log = self.clone();
         rt::spawn(Queue::Foreground, async move { log.close_in_turn().await }).await
     }
 
-    async fn close_in_turn(&self) -> Option<String> {
+    async fn close_in_turn(&self) -> Result<(), String> {
         let _pass = self.inner.retention.stop().await;
         let held = self.inner.section.enter().await;
         let phase = self.inner.state.borrow().phase;
         if phase == Phase::Closed {
-            return None;
+            return Ok(());
         }
         self.stop_fill().await;
         self.finish_trim().await;
-        let mut failed = None;
-        if phase == Phase::Open {
-            if let Err(error) = self.write_boundary().await {
-                failed = Some(format!("exact boundary in {}: {error}", self.inner.dir.display()));
-            }
-        }
+        let written = if phase == Phase::Open { self.write_boundary().await } else { Ok(()) };
         self.leave(Phase::Closed);
         drop(held);
-        failed
+        written.map_err(|error| {
+            // Here, for the caller may have gone.
+            tracing::warn!(dir = %self.inner.dir.display(), %error,
+                "partition log: the exact boundary was not written at close; the next open scans for it");
+            format!("exact boundary in {}: {error}", self.inner.dir.display())
+        })
     }
 
     /// Refuses every commit and read from now on, without waiting for anything: the topic is gone. A commit that is

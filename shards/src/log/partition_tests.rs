@@ -34,7 +34,7 @@ fn s3_opening_creates_nothing_and_the_first_commit_everything() {
         let log = bench.open().await;
         assert_eq!((log.high_watermark(), log.next_offset(), log.oldest(), log.segments()), (0, 0, 0, 0));
         assert!(bench.disk.list(log.dir()).await.is_err());
-        log.close().await;
+        log.close().await.expect("stored");
         assert!(bench.disk.list(log.dir()).await.is_err(), "closing an unused log leaves no file");
         bench.commit(vec![record("k", "v")]).await.expect("committed");
         let log = bench.open().await;
@@ -77,7 +77,7 @@ fn s46_s48_s51_the_boundary_of_a_clean_close_and_of_a_crash() {
         let dir = bench.gate.dir.clone();
         let log = bench.open().await;
         assert_eq!(closed_boundary(&bench.disk, &dir).await, Ok(None), "s53: absent is not 0");
-        log.close().await;
+        log.close().await.expect("stored");
         assert_eq!(closed_boundary(&bench.disk, &dir).await, Ok(Some(5)));
         let before = bench.image(hwm::FILE_NAME).await;
         let log = bench.open().await;
@@ -88,7 +88,7 @@ fn s46_s48_s51_the_boundary_of_a_clean_close_and_of_a_crash() {
         let log = bench.reopen().await;
         assert_eq!(log.high_watermark(), 6, "s47: the boundary is the record tail");
         // S51: a boundary below the tail keeps the tail hidden until the next commit, which appends behind it.
-        log.close().await;
+        log.close().await.expect("stored");
         bench.edit(hwm::FILE_NAME, |image| *image = hwm::encode(4).expect("small").to_vec()).await;
         let log = bench.open().await;
         assert_eq!((log.high_watermark(), log.next_offset()), (4, 6));
@@ -103,12 +103,12 @@ fn s46_s48_s51_the_boundary_of_a_clean_close_and_of_a_crash() {
 fn a_damaged_boundary_counts_as_none_and_hides_nothing() {
     on_disk(small(), |bench| async move {
         bench.commit_numbered(0, 5, 50).await;
-        bench.open().await.close().await;
+        bench.open().await.close().await.expect("stored");
         for damage in [vec![0u8; 8], vec![1; 8], vec![3], vec![9; 100]] {
             bench.edit(hwm::FILE_NAME, |image| *image = damage.clone()).await;
             let log = bench.open().await;
             assert_eq!(log.high_watermark(), 5, "{damage:?}");
-            log.close().await;
+            log.close().await.expect("stored");
             assert_eq!(hwm::decode(&bench.image(hwm::FILE_NAME).await), Some(5), "rewritten exactly");
         }
     });
@@ -119,7 +119,7 @@ fn lesson_d5_1_a_log_never_starts_empty_beside_its_boundary() {
     on_disk(small(), |bench| async move {
         bench.commit_numbered(0, 5, 50).await;
         let log = bench.open().await;
-        log.close().await;
+        log.close().await.expect("stored");
         bench.disk.remove_file(&log.dir().join(FIRST)).await.expect("simulated");
         assert!(matches!(bench.try_open().await.err(), Some(OpenError::Damaged(_))));
         // Emptied is as good as gone.
@@ -134,7 +134,7 @@ fn lesson_d5_1_a_log_never_starts_empty_beside_its_boundary() {
 fn lesson_n58_what_a_newer_release_wrote_is_neither_cut_nor_overwritten() {
     on_disk(small(), |bench| async move {
         bench.commit_numbered(0, 3, 100).await;
-        bench.open().await.close().await;
+        bench.open().await.close().await.expect("stored");
         let whole = bench.image(FIRST).await;
         let header = SegmentHeader::decode(&whole).expect("written by us");
         let reason = |error: Option<OpenError>| match error {
@@ -169,7 +169,7 @@ fn e16_s14_what_does_not_fit_the_segment_rolls_first() {
         for (number, record) in records.iter().enumerate() {
             assert_eq!(&record.body[..], &numbered(number as u64, 5_000).body[..]);
         }
-        log.close().await;
+        log.close().await.expect("stored");
         let log = bench.open().await;
         assert_eq!(read_all(&log).await.0.len(), 40, "s58: sealed segments are found again");
     });
@@ -189,7 +189,7 @@ fn s18_a_sealed_segment_is_as_long_as_its_data() {
         bench.commit_numbered(0, 8, 9_000).await;
         let log = bench.open().await;
         assert_eq!(log.segments(), 2);
-        log.close().await;
+        log.close().await.expect("stored");
         let entries = bench.disk.list(log.dir()).await.expect("listed");
         let sealed = entries.iter().find(|entry| entry.name == FIRST).expect("sealed").bytes;
         let data = DATA_START + 6 * (48 + 8 + 9_000u64).next_multiple_of(16);
@@ -211,7 +211,7 @@ fn e15_e17_trickle_traffic_costs_at_most_1_3_times_its_records() {
             records += 1;
         }
         let log = bench.open().await;
-        log.close().await;
+        log.close().await.expect("stored");
         let sealed = bench.image(FIRST).await.len() as u64;
         let stored = (records - 1) * (48 + 8 + payload);
         assert!(sealed * 10 <= stored * 13, "{sealed} bytes on disk for {stored}");
@@ -271,7 +271,7 @@ fn s16_an_aged_segment_rolls_before_the_next_write() {
         let log = bench.open().await;
         assert_eq!(log.segments(), 2);
         let oldest = log.oldest_segment_at().expect("known");
-        log.close().await;
+        log.close().await.expect("stored");
         assert_eq!(bench.open().await.oldest_segment_at(), Some(oldest), "s67: times survive a reopen");
     });
 }
@@ -323,7 +323,7 @@ fn s58_s88_damage_in_a_sealed_segment_surfaces_at_the_read() {
     for damage in ["payload", "header", "file", "cut"] {
         on_disk(small(), move |bench| async move {
             bench.commit_numbered(0, 14, 9_000).await;
-            bench.open().await.close().await;
+            bench.open().await.close().await.expect("stored");
             match damage {
                 "payload" => bench.edit(FIRST, |image| image[9_500] ^= 1).await,
                 "header" => bench.edit(FIRST, |image| image[..ALIGNMENT].fill(7)).await,
@@ -355,7 +355,7 @@ fn s58_s88_damage_in_a_sealed_segment_surfaces_at_the_read() {
 fn s59_foreign_files_fail_that_partition_alone_with_a_reason() {
     on_disk(small(), |bench| async move {
         bench.commit_numbered(0, 3, 100).await;
-        bench.open().await.close().await;
+        bench.open().await.close().await.expect("stored");
         let whole = bench.image(FIRST).await;
         let reason = |error: Option<OpenError>| match error {
             Some(OpenError::Damaged(text)) => text,
@@ -404,13 +404,13 @@ fn s83_a_closed_log_answers_closed_and_nothing_else() {
         let announced = Rc::new(Cell::new(0));
         let seen = announced.clone();
         log.set_on_visible(Rc::new(move || seen.set(seen.get() + 1)));
-        log.close().await;
+        log.close().await.expect("stored");
         assert_eq!(announced.get(), 1, "s96: a close is announced");
         for offset in [0, 1, 2, 99] {
             assert_eq!(log.read(offset, 1, 1).await.err(), Some(ReadError::Closed));
             assert_eq!(Records::read(&log, offset).await.err(), Some(ReadError::Closed));
         }
-        log.close().await;
+        log.close().await.expect("stored");
         bench.commit_numbered(2, 3, 100).await;
     });
 }
@@ -458,7 +458,7 @@ fn s22_compressed_and_plain_frames_mix_in_one_log() {
             bench.commit(vec![incompressible]).await.expect("committed");
             let log = bench.open().await;
             assert!(log.size_bytes() < 30_000, "{}", log.size_bytes());
-            log.close().await;
+            log.close().await.expect("stored");
             let log = bench.open().await;
             let (records, unreadable) = read_all(&log).await;
             assert_eq!((records.len(), unreadable.len()), (52, 0));
@@ -477,7 +477,7 @@ fn s89_cold_segments_are_read_at_any_offset() {
         for first in (0..3_000u64).step_by(20) {
             bench.commit((first..first + 20).map(|n| numbered(n, 300)).collect()).await.expect("committed");
         }
-        bench.open().await.close().await;
+        bench.open().await.close().await.expect("stored");
         let log = bench.open().await;
         assert!(log.segments() >= 4);
         let mut rng = sim::Rng::new(5);
@@ -504,7 +504,7 @@ fn s38_s40_a_poisoned_log_serves_reads_and_refuses_appends_until_reopened() {
         assert_eq!(refused, Err(crate::peer::CommitError::Poisoned(first.clone())));
         assert_eq!((log.is_poisoned(), log.metrics().poisoned), (Some(first), true));
         assert_eq!(read_all(&log).await.0.len(), 3);
-        log.close().await;
+        log.close().await.expect("stored");
         assert_eq!(closed_boundary(&bench.disk, &bench.gate.dir).await, Ok(Some(3)), "g12");
         bench.commit_numbered(3, 4, 100).await;
         let log = bench.open().await;

@@ -81,7 +81,7 @@ fn s69_s78_g16_an_idle_log_loses_everything_and_goes_on_with_its_next_offset() {
         let log = bench.reopen().await;
         assert_eq!(figures(&log), (3, 3, 3, 1));
         bench.commit_numbered(3, 5, BYTES).await;
-        log.close().await;
+        log.close().await.expect("stored");
         let log = bench.open().await;
         assert_eq!(figures(&log), (3, 5, 5, 1));
         assert_eq!(read_all(&log).await.0.len(), 2);
@@ -133,7 +133,7 @@ fn s72_a_tail_that_nobody_was_shown_is_never_sealed_or_removed() {
     run(6, |bench| async move {
         bench.commit_numbered(0, 3, BYTES).await;
         let log = bench.open().await;
-        log.close().await;
+        log.close().await.expect("stored");
         // A boundary below the records: what a crash inside a commit leaves after a clean close.
         let hidden = super::hwm::encode(2).expect("small");
         bench.edit(super::hwm::FILE_NAME, move |file| file.copy_from_slice(&hidden)).await;
@@ -260,7 +260,7 @@ fn s82_a_pass_and_a_close_exclude_each_other() {
             let passing = log.clone();
             let pass = rt::spawn(rt::Queue::Background, async move { passing.retain().await });
             rt::sleep(Duration::from_micros(seed * 41)).await;
-            log.close().await;
+            log.close().await.expect("stored");
             let log = bench.open().await;
             let found = segments_on_disk(&bench);
             pass.await;
@@ -287,7 +287,7 @@ fn n53_2_s52_a_closed_log_still_tells_its_figures() {
             )
         };
         let before = figures(&log);
-        log.close().await;
+        log.close().await.expect("stored");
         assert_eq!(figures(&log), before);
         rt::sleep(HOUR * 2).await;
         assert!(log.may_have_expired(), "what it takes to know that the closed log is due");

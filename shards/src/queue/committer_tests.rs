@@ -433,6 +433,31 @@ fn d16_the_first_sync_of_a_new_partition_delays_nobody_else() {
 }
 
 #[test]
+fn d18_each_position_that_a_stop_could_not_store_is_a_line_of_its_own() {
+    use crate::io::sim::{Fault, NthCall, Op, SimDisk};
+    let (sim, image) = (Sim::new(24), SimDisk::new(24));
+    let disk = Disk::Sim(image.clone());
+    sim.run(async move {
+        let committer = Committer::new(disk.clone(), CommitterOptions::default());
+        let settled = two_settled(&committer, &disk).await;
+        for (acks, tracked) in &settled {
+            acks.frontier.set(5);
+            committer.mark_dirty(tracked);
+        }
+        let mut broken = NthCall::new(Op::Write, 1, Fault::NoSpace);
+        broken.times = u64::MAX;
+        image.inject(broken);
+        let (lines, _guard) = crate::log_lines::LogLines::of_this_thread();
+        let failed = committer.close_all().await.expect_err("nothing can be written");
+        assert_eq!(failed.positions, 2);
+        for (_, tracked) in &settled {
+            let dir = tracked.directory.display().to_string();
+            assert!(lines.any_with(&["ERROR", "consumer position", &dir, "No space left"]), "{dir}");
+        }
+    });
+}
+
+#[test]
 fn c80_a_position_whose_write_failed_is_not_let_go_until_it_is_on_disk() {
     use crate::io::sim::{Fault, NthCall, Op, SimDisk};
     for op in [Op::Write, Op::SyncData, Op::WriteDurable] {

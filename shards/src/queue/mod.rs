@@ -41,7 +41,7 @@ mod waiters;
 pub use committer::{Committer, CommitterOptions, Stored};
 pub use consumer::Consumer;
 pub use metrics::{PartitionMetrics, QueueMetrics};
-pub(crate) use partition::busy;
+pub(crate) use partition::busy_text;
 pub use position::{Position, Range, AHEAD_FILE, AHEAD_FILE_BYTES};
 pub use shard_queues::{ConsumerState, Opened, QueueEnvironment, ShardQueues};
 pub use vitals::QueueVitals;

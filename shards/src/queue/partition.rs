@@ -471,15 +471,15 @@ impl PartitionQueue {
             // Once and again: the node stops, or more logs are wanted at once than may be open.
             ClaimError::Closed => ConsumeError::Busy("the partition's log was closed meanwhile, retry".to_owned()),
             ClaimError::Disk(cause) => ConsumeError::ReadFailed(cause),
-            ClaimError::Short(cause) => busy(&cause),
+            ClaimError::Short(cause) => ConsumeError::Busy(busy_text(&cause)),
         }
     }
 }
 
 /// To be told to a client: what the machine was short of, and who can do something about it.
-pub(crate) fn busy(cause: &str) -> ConsumeError {
-    ConsumeError::Busy(format!(
+pub(crate) fn busy_text(cause: &str) -> String {
+    format!(
         "the broker is short of open files or memory, retry; its operator can raise the limit of open files \
          (LimitNOFILE): {cause}"
-    ))
+    )
 }

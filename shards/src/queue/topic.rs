@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::committer::{Stored, Tracked};
 use super::held::Held;
 use super::inflight::Limits;
-use super::partition::{busy, ClaimError, PartitionQueue};
+use super::partition::{busy_text, ClaimError, PartitionQueue};
 use super::shard_queues::{Opened, ShardQueues};
 use crate::api::{ConsumeError, ReadAt};
 use crate::io::is_shortage;
@@ -180,7 +180,7 @@ impl TopicQueue {
             tracing::error!(%directory, %error, "consumer position cannot be read: partition is not served");
             let text = format!("consumer position in {directory}: {error}");
             if is_shortage(&error) {
-                busy(&text)
+                ConsumeError::Busy(busy_text(&text))
             } else {
                 ConsumeError::ReadFailed(text)
             }

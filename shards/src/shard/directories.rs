@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::{Inner, KeyedLocks};
 use crate::api::{MetaCommand, MetaReply};
-use crate::log::{Retire, TopicDirectories, TopicEntry, TopicKind};
+use crate::log::{DirectoryError, Retire, TopicDirectories, TopicEntry, TopicKind};
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
 use crate::metrics::SetAside;
-use crate::peer::{LocalBoxFuture, Reply, Request};
+use crate::peer::{LocalBoxFuture, NoLog, Reply, Request};
 use crate::rt::{self, Queue};
 
 /// Set-aside copies that the start names one by one.
@@ -66,7 +66,7 @@ impl Inner {
         self: &Rc<Self>,
         topic: &Arc<str>,
         incarnation: Incarnation,
-    ) -> Result<(), String> {
+    ) -> Result<(), NoLog> {
         if self.directories.prepared.borrow().contains(&incarnation) {
             return Ok(());
         }
@@ -77,7 +77,10 @@ impl Inner {
             let request = Request::PrepareTopic { topic: topic.clone(), incarnation };
             match self.carrier.call(keeper, request).await {
                 Ok(Reply::Prepared(prepared)) => prepared?,
-                Ok(_) | Err(_) => return Err(format!("shard {} did not prepare the topic's directory", keeper.shard)),
+                Ok(_) | Err(_) => {
+                    let text = format!("shard {} did not prepare the topic's directory", keeper.shard);
+                    return Err(NoLog::Failed(text));
+                }
             }
         }
         if self.snapshot.borrow().topic_of(incarnation).is_some() {
@@ -92,16 +95,15 @@ impl Inner {
         self: &Rc<Self>,
         topic: &Arc<str>,
         incarnation: Incarnation,
-    ) -> Result<(), String> {
+    ) -> Result<(), NoLog> {
         let _name = self.directories.by_name.of(topic).enter().await;
         if self.snapshot.borrow().topic(topic).map(|live| live.incarnation) != Some(incarnation) {
-            return Err(format!(
-                "incarnation {incarnation} of topic {topic} is not the live one on shard {}",
-                self.options.id
-            ));
+            let shard = self.options.id;
+            let text = format!("incarnation {incarnation} of topic {topic} is not the live one on shard {shard}");
+            return Err(NoLog::Failed(text));
         }
         let retire = RetireEverywhere(self.clone());
-        self.directories.topics.prepare(topic, incarnation, &retire).await.map_err(|error| error.to_string())
+        Ok(self.directories.topics.prepare(topic, incarnation, &retire).await?)
     }
 
     /// Waits until the snapshot has lost the incarnation, and nothing of it is written here any more.
@@ -173,7 +175,7 @@ impl Inner {
                 Ok(entries) => entries,
                 Err(error) => return tracing::warn!(%error, "the topic directories could not be swept"),
             };
-            inner.sweep_marks(&entries).await;
+            inner.sweep_proofs(&entries).await;
             let mut found = SetAside::default();
             for entry in entries {
                 if !inner.keeps(&entry.topic) {
@@ -231,27 +233,27 @@ impl Inner {
 }
 
 impl Inner {
-    /// At start: topics that have had files here are marked, those of an older release too; marks without a topic and
+    /// At start: topics that have files here get their proof, those of an older release too; proofs without a topic and
     /// without files go.
-    async fn sweep_marks(self: &Rc<Self>, entries: &[TopicEntry]) {
-        let marked = match self.directories.topics.marked().await {
-            Ok(marked) => marked,
-            Err(error) => return tracing::warn!(%error, "the marks of topics could not be swept"),
+    async fn sweep_proofs(self: &Rc<Self>, entries: &[TopicEntry]) {
+        let proven = match self.directories.topics.proven().await {
+            Ok(proven) => proven,
+            Err(error) => return tracing::warn!(%error, "the proofs below stored could not be swept"),
         };
         let live = |incarnation| self.snapshot.borrow().topic_of(incarnation).is_some();
-        let known: BTreeSet<Incarnation> = marked.iter().map(|(_, incarnation)| *incarnation).collect();
+        let known: BTreeSet<Incarnation> = proven.iter().map(|(_, incarnation)| *incarnation).collect();
         for entry in entries.iter().filter(|entry| self.keeps(&entry.topic)) {
             let TopicKind::Marked(incarnation) = entry.kind else { continue };
             if live(incarnation) && !known.contains(&incarnation) {
-                if let Err(error) = self.directories.topics.mark(&entry.topic, incarnation).await {
+                if let Err(error) = self.directories.topics.prove(&entry.topic, incarnation).await {
                     tracing::warn!(topic = %entry.topic, %error,
-                        "a topic could not be marked as in use; its loss while the broker is down would not be noticed");
+                        "no proof could be made that a topic is in use; its loss while the broker is down would not be noticed");
                 }
             }
         }
         // What has files goes together with them.
         let has_files: BTreeSet<Incarnation> = entries.iter().filter_map(TopicEntry::incarnation).collect();
-        for (topic, incarnation) in marked {
+        for (topic, incarnation) in proven {
             if self.keeps(&topic) && !has_files.contains(&incarnation) && !live(incarnation) {
                 self.purge(&Arc::from(topic), incarnation).await;
             }
@@ -260,24 +262,34 @@ impl Inner {
 
     /// Topics that have had files on this node and have none any more: they are not served, and a person is told.
     pub(super) async fn notice_lost_topics(self: &Rc<Self>, snapshot: &Snapshot, entries: &[TopicEntry]) {
-        let marked = match self.directories.topics.marked().await {
-            Ok(marked) => marked,
+        let proven = match self.directories.topics.proven().await {
+            Ok(proven) => proven,
             Err(error) => return tracing::warn!(%error, "whether the files of a topic are gone could not be looked up"),
         };
-        // A name whose directory states something else, or nothing, is in doubt: others say so.
-        let names: BTreeSet<&str> = entries.iter().map(|entry| entry.topic.as_str()).collect();
-        for (topic, incarnation) in marked {
-            if names.contains(topic.as_str()) || snapshot.topic_of(incarnation).is_none() {
+        let present: BTreeSet<(&str, TopicKind)> = entries.iter().map(|entry| (&*entry.topic, entry.kind)).collect();
+        for (topic, incarnation) in proven {
+            if present.contains(&(&*topic, TopicKind::Marked(incarnation))) || snapshot.topic_of(incarnation).is_none()
+            {
                 continue;
             }
             let mine: Vec<u32> = snapshot.partitions_on(incarnation, self.options.id).collect();
-            if let (false, Err(error)) = (mine.is_empty(), self.directories.topics.marker(&topic, incarnation).await) {
-                for &partition in &mine {
-                    if let Some(partition) = self.partition(Destination { incarnation, partition }) {
-                        partition.unusable.set(true);
+            if mine.is_empty() {
+                continue;
+            }
+            match self.directories.topics.marker(&topic, incarnation).await {
+                // What is in doubt, the sweep names.
+                Ok(_) | Err(DirectoryError::InDoubt(_)) => {}
+                Err(DirectoryError::Lost(error)) => {
+                    for &partition in &mine {
+                        if let Some(partition) = self.partition(Destination { incarnation, partition }) {
+                            partition.unusable.set(true);
+                        }
                     }
+                    tracing::error!(topic, partitions = mine.len(), %error, "the files of a topic are gone: it is not served");
                 }
-                tracing::error!(topic, partitions = mine.len(), %error, "the files of a topic are gone: it is not served");
+                Err(error) => {
+                    tracing::warn!(topic, %error, "whether the files of a topic are gone could not be looked up")
+                }
             }
         }
     }

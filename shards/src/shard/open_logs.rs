@@ -5,10 +5,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::partitions::{NoLog, Partition};
+use super::partitions::Partition;
 use super::Inner;
 use crate::api::NotStored;
 use crate::log::PartitionLog;
+use crate::peer::NoLog;
 use crate::rt::sync::{Lock, LockGuard, Notify};
 use crate::rt::{self, Instant, Queue};
 
@@ -74,13 +75,14 @@ impl Inner {
         if open >= max.saturating_mul(2).saturating_add(IN_USE_MORE) {
             let bound_by = self.options.retention.open_logs_bound_by;
             let text = format!(
-                "{open} partitions have messages leased, as many as this shard may have at a time: settle some and retry, \
-                 or have {bound_by} raised"
+                "{open} partition logs of this shard are open, which is as many as may be, and none can be closed: their \
+                 messages are leased, they are written to, or the disk hangs. Settle messages and retry, or have {bound_by} \
+                 raised"
             );
             let now = rt::now();
             if now >= turns.warned_full.get() {
                 turns.warned_full.set(now + WARN_EVERY);
-                tracing::warn!(open, "consume answers 503: {text}");
+                tracing::warn!(open, "consume and produce to other partitions are put off or answered 503: {text}");
             }
             return Err(NoLog::Busy(text));
         }
@@ -146,7 +148,8 @@ impl Inner {
     pub(super) async fn close_all_logs(&self) -> NotStored {
         let mut failed = NotStored::default();
         for some in self.partitions.open_logs().chunks(CLOSED_AT_ONCE) {
-            for cause in rt::all(some.iter().map(|log| Box::pin(log.close())).collect()).await.into_iter().flatten() {
+            let closed = rt::all(some.iter().map(|log| Box::pin(log.close())).collect()).await;
+            for cause in closed.into_iter().filter_map(Result::err) {
                 failed.add(NotStored { boundaries: 1, cause: Some(cause), ..NotStored::default() });
             }
         }
@@ -181,9 +184,8 @@ impl Inner {
         if log.touched_at() != touched_at {
             return false;
         }
-        if let Some(cause) = log.close().await {
-            tracing::warn!(%cause, "partition log: the exact boundary was not written at close; the next open scans for it");
-        }
+        // It is closed all the same, and has said what failed.
+        let _ = log.close().await;
         true
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use super::partitions::NoLog;
 use super::retention_tests::{destination, sweeping, topic, Bench, HOUR, SECOND};
 use super::RetentionOptions;
 use crate::api::{ConsumeError, NewRecord};
@@ -10,6 +9,7 @@ use crate::io::is_shortage;
 use crate::io::sim::{Fault, NthCall, Op, SimDisk};
 use crate::log::OpenError;
 use crate::metrics::ShardMetrics;
+use crate::peer::NoLog;
 use crate::peer::{Request, Take};
 use crate::rt::{self, sim};
 

@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -17,36 +16,12 @@ use crate::log::{
     TopicKind,
 };
 use crate::meta::{Address, Destination, Incarnation, ShardId, Snapshot};
-use crate::peer::{Carrier, CommitError, LocalBoxFuture};
-use crate::queue::{busy, Opened, PartitionMetrics, QueueEnvironment, AHEAD_FILE, AHEAD_FILE_BYTES};
+use crate::peer::{Carrier, CommitError, LocalBoxFuture, NoLog};
+use crate::queue::{busy_text, Opened, PartitionMetrics, QueueEnvironment, AHEAD_FILE, AHEAD_FILE_BYTES};
 use crate::rt::{self, Instant};
 
 /// At a start: one log's recovery is a handful of small calls, each of which waits for the drive or a thread.
 const OPENED_AT_ONCE: usize = 16;
-
-/// Why a partition's log cannot be had.
-#[derive(Debug)]
-pub(super) enum NoLog {
-    /// For the moment: in words for whoever asked.
-    Busy(String),
-    Failed(String),
-}
-
-impl NoLog {
-    /// The machine was short of something.
-    fn short(cause: &str) -> NoLog {
-        match busy(cause) {
-            ConsumeError::Busy(text) => NoLog::Busy(text),
-            _ => NoLog::Failed(cause.to_owned()),
-        }
-    }
-}
-
-impl From<String> for NoLog {
-    fn from(cause: String) -> NoLog {
-        NoLog::Failed(cause)
-    }
-}
 
 impl From<NoLog> for ConsumeError {
     fn from(error: NoLog) -> ConsumeError {
@@ -69,7 +44,7 @@ impl From<NoLog> for CommitError {
 impl From<OpenError> for NoLog {
     fn from(error: OpenError) -> NoLog {
         match error {
-            OpenError::Short(cause) => NoLog::short(&cause),
+            OpenError::Short(cause) => NoLog::Busy(busy_text(&cause)),
             OpenError::Io(cause) | OpenError::Damaged(cause) => NoLog::Failed(cause),
         }
     }
@@ -78,16 +53,8 @@ impl From<OpenError> for NoLog {
 impl From<DirectoryError> for NoLog {
     fn from(error: DirectoryError) -> NoLog {
         match error {
-            DirectoryError::Short(cause) => NoLog::short(&cause),
+            DirectoryError::Short(cause) => NoLog::Busy(busy_text(&cause)),
             other => NoLog::Failed(other.to_string()),
-        }
-    }
-}
-
-impl fmt::Display for NoLog {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NoLog::Busy(text) | NoLog::Failed(text) => f.write_str(text),
         }
     }
 }
@@ -134,6 +101,16 @@ impl Partition {
 
     pub(super) fn usable_log(&self) -> Option<PartitionLog> {
         self.log.borrow().as_ref().filter(|log| !log.is_closed()).cloned()
+    }
+
+    /// Notes whether the log can be had, for the figures. A shortage says nothing about that.
+    fn note(&self, had: Result<PartitionLog, NoLog>) -> Result<PartitionLog, NoLog> {
+        match &had {
+            Ok(_) => self.unusable.set(false),
+            Err(NoLog::Failed(_)) => self.unusable.set(true),
+            Err(NoLog::Busy(_)) => {}
+        }
+        had
     }
 }
 
@@ -299,7 +276,13 @@ impl Inner {
         for_commit: bool,
     ) -> Result<PartitionLog, NoLog> {
         if for_commit {
-            self.ensure_directory(&partition.topic, partition.destination.incarnation).await?;
+            let ensured = self.ensure_directory(&partition.topic, partition.destination.incarnation).await;
+            match (ensured, partition.usable_log()) {
+                (Ok(()), _) => {}
+                // What is open is still read from.
+                (Err(error), Some(_)) => return Err(error),
+                (Err(error), None) => return partition.note(Err(error)),
+            }
         }
         if let Some(log) = partition.usable_log() {
             return Ok(log);
@@ -309,25 +292,27 @@ impl Inner {
         if let Some(log) = partition.usable_log() {
             return Ok(log);
         }
+        let opened = match self.claim_directory(partition).await {
+            Ok(()) => self.open_log(partition).await,
+            Err(error) => Err(error),
+        };
+        partition.note(opened)
+    }
+
+    /// Makes sure that what lies under the topic's name, if anything does, is the live incarnation's.
+    async fn claim_directory(self: &Rc<Self>, partition: &Partition) -> Result<(), NoLog> {
         let incarnation = partition.destination.incarnation;
         match self.directories.topics().marker(&partition.topic, incarnation).await? {
-            Marker::Matches | Marker::Absent => {}
+            Marker::Matches | Marker::Absent => Ok(()),
             // Somebody else's directory under our name is set aside before anything of it is read (S6).
-            Marker::Different(_) => self.ensure_directory(&partition.topic, incarnation).await?,
+            Marker::Different(_) => self.ensure_directory(&partition.topic, incarnation).await,
         }
-        self.open_log(partition).await
     }
 
     /// Opens the log, which is not open, of a partition whose directory is known to be the live incarnation's.
     async fn open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, NoLog> {
-        let opened = self.try_open_log(partition).await;
-        partition.unusable.set(matches!(opened, Err(NoLog::Failed(_))));
-        opened
-    }
-
-    async fn try_open_log(self: &Rc<Self>, partition: &Rc<Partition>) -> Result<PartitionLog, NoLog> {
         let incarnation = partition.destination.incarnation;
-        let dir = self.partition_dir(partition)?;
+        let dir = self.partition_dir(partition).map_err(NoLog::Failed)?;
         let log =
             PartitionLog::open(&self.options.disk, &dir, self.log_options(partition), &self.partitions.shared).await?;
         // The topic may have gone while its files were being read.
@@ -340,7 +325,7 @@ impl Inner {
         self.queues().log_opened(destination, &dir, log.high_watermark()).await.map_err(|error| {
             let text = format!("the consumer position in {} cannot be read: {error}", dir.display());
             if is_shortage(&error) {
-                NoLog::short(&text)
+                NoLog::Busy(busy_text(&text))
             } else {
                 NoLog::Failed(text)
             }
@@ -387,7 +372,8 @@ impl Inner {
         let mut found = Vec::new();
         for entry in entries {
             let TopicKind::Marked(marked) = entry.kind else { continue };
-            let Some(meta) = snapshot.topic_of(marked) else { continue };
+            // Under another name it was moved away, which is no reason to serve its partitions as empty ones.
+            let Some(meta) = snapshot.topic_of(marked).filter(|meta| *meta.name == *entry.topic) else { continue };
             let destinations = entry
                 .partitions
                 .iter()
@@ -410,7 +396,7 @@ impl Inner {
                 if partition.usable_log().is_some() {
                     return; // somebody has asked for it already
                 }
-                self.open_log(partition).await
+                partition.note(self.open_log(partition).await)
             }
         };
         if let Err(error) = opened {

@@ -375,7 +375,7 @@ fn k48_a_directory_is_prepared_for_the_live_incarnation_alone() {
         for asked in [1, 3] {
             let request = Request::PrepareTopic { topic: Arc::from("orders"), incarnation: Incarnation(asked) };
             let Reply::Prepared(Err(why)) = bench.shard.handle(request).await else { panic!("{asked} is not live") };
-            assert!(why.contains("is not the live one"), "{why}");
+            assert!(why.to_string().contains("is not the live one"), "{why}");
         }
         let delivery = bench.consume("orders").await;
         assert_eq!(delivery.payload(), b"hello", "the live directory was not set aside");

@@ -37,9 +37,8 @@ impl Inner {
         let adopted: Vec<Rc<Directory>> = self.adopted.borrow().clone();
         let wals = [&self.wal].into_iter().chain(adopted.iter().map(|directory| &directory.wal));
         for wal in wals {
-            if !wal.close().await {
-                let cause = Some(format!("dispatch checkpoint in {}", wal.directory().display()));
-                failed.add(NotStored { checkpoints: 1, cause, ..NotStored::default() });
+            if let Err(cause) = wal.close().await {
+                failed.add(NotStored { checkpoints: 1, cause: Some(cause), ..NotStored::default() });
             }
         }
         failed

@@ -124,7 +124,7 @@ fn run_seed(seed: u64, faults: FaultRates, shape: impl Fn(&mut Rng, &SimDisk)) -
                 Err(error) => panic!("{what}: {error}\n{}", disk.trace()),
             };
             audit(&wal, &ledger, &what).await;
-            wal.close().await;
+            wal.close().await.expect("stored");
             drop(wal);
             disk.set_rates(faults);
             let (disk_of_node, node_ledger, mut node_rng) = (disk.clone(), ledger.clone(), rng.fork());

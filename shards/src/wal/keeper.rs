@@ -99,6 +99,7 @@ impl Inner {
                     "the ingress dispatch checkpoint could not be stored, or a segment behind it not reclaimed; \
                      trying again. Nothing is lost, but a restart would deliver more records twice"
                 );
+                self.state.borrow_mut().checkpoint_failed = Some(error.to_string());
                 if self.state.borrow().closing {
                     self.state.borrow_mut().checkpoint.kept = false;
                     return;

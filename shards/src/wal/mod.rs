@@ -155,6 +155,8 @@ pub(crate) struct State {
     rotation_armed: bool,
     last_append: Instant,
     checkpoint: CheckpointState,
+    /// Why the checkpoint was not stored when that failed last.
+    checkpoint_failed: Option<String>,
     on_latched: Vec<Listener>,
     topics: Topics,
     metrics: WalMetrics,
@@ -229,8 +231,8 @@ impl Wal {
     }
 
     /// Refuses new appends, waits until everything staged has its outcome, the checkpoint is synced and nothing of
-    /// this WAL is being written any more. `false`: the checkpoint could not be stored.
-    pub async fn close(&self) -> bool {
+    /// this WAL is being written any more. Fails if the checkpoint could not be stored; it is closed all the same.
+    pub async fn close(&self) -> Result<(), String> {
         self.inner.state.borrow_mut().closing = true;
         self.inner.wake_flusher.notify_one();
         self.inner.wake_keeper.notify_one();
@@ -242,7 +244,11 @@ impl Wal {
             };
             if done {
                 let state = self.inner.state.borrow();
-                return state.checkpoint.synced == state.checkpoint.wanted;
+                if state.checkpoint.synced == state.checkpoint.wanted {
+                    return Ok(());
+                }
+                let why = state.checkpoint_failed.as_deref().unwrap_or("it was not stored");
+                return Err(format!("dispatch checkpoint in {}: {why}", self.directory().display()));
             }
             progress.await;
         }
@@ -255,7 +261,7 @@ impl Wal {
             let text = format!("{} is not a drained WAL directory", self.inner.folder.dir.display());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        self.close().await;
+        let _ = self.close().await; // its checkpoint goes with it
         let Folder { disk, dir, dir_number, .. } = &self.inner.folder;
         let ingress = dir.parent().unwrap_or(dir);
         open::remove_drained_remains(disk, ingress).await?;

@@ -88,6 +88,7 @@ pub(super) async fn open(options: WalOptions) -> Result<Wal, WalOpenError> {
             rotation_armed: false,
             last_append: rt::now(),
             checkpoint: CheckpointState::recovered(start.dispatch_from),
+            checkpoint_failed: None,
             on_latched: Vec::new(),
             topics: Default::default(),
             metrics: WalMetrics { torn_bytes_cut, ..WalMetrics::default() },

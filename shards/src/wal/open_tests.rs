@@ -17,7 +17,7 @@ async fn filled(disk: &SimDisk, groups: u64) {
     for id in 1..=groups {
         assert_eq!(append(&wal, id..id + 1, 100).await, Ok(id..id + 1));
     }
-    wal.close().await;
+    wal.close().await.expect("stored");
 }
 
 fn zero(disk: &SimDisk, number: u64, from: u64, to: u64) {
@@ -76,7 +76,7 @@ fn e4_no_sequence_is_given_out_twice() {
         assert_eq!((wal.recovered_checkpoint(), wal.durable_next(), wal.oldest()), (9, 9, 9));
         assert_eq!(append(&wal, 50..51, 100).await, Ok(9..10));
         assert_eq!(ids(&from_disk(&wal, 9).await), [50]);
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = open(&disk, 256 * KIB).await;
         assert_eq!((wal.recovered_checkpoint(), wal.durable_next()), (9, 10));
         assert_eq!(ids(&from_disk(&wal, 9).await), [50]);
@@ -128,7 +128,7 @@ fn lesson_n1_a_checkpoint_below_the_oldest_segment_is_clamped() {
         rt::sleep(Duration::from_secs(1)).await;
         let oldest = wal.oldest();
         assert!(oldest > 50);
-        wal.close().await;
+        wal.close().await.expect("stored");
         put_checkpoint(&disk, 3);
         let wal = open(&disk, 64 * KIB).await;
         assert_eq!((wal.oldest(), wal.recovered_checkpoint()), (oldest, oldest));
@@ -144,7 +144,7 @@ fn e6_without_a_checkpoint_dispatch_starts_at_the_oldest_segment() {
             let wal = open(&disk, 256 * KIB).await;
             append(&wal, 0..10, 100).await.expect("room");
             wal.store_checkpoint(8);
-            wal.close().await;
+            wal.close().await.expect("stored");
             let path = dir().join("checkpoint");
             match damage {
                 0 => assert!(disk.flip_bit(&path, 30, 2)),
@@ -153,7 +153,7 @@ fn e6_without_a_checkpoint_dispatch_starts_at_the_oldest_segment() {
             }
             let wal = open(&disk, 256 * KIB).await;
             assert_eq!((wal.recovered_checkpoint(), wal.durable_next()), (1, 11));
-            wal.close().await;
+            wal.close().await.expect("stored");
             let wal = open(&disk, 256 * KIB).await;
             assert_eq!(wal.recovered_checkpoint(), 1, "and it is stored again");
         });
@@ -167,7 +167,7 @@ fn e5_a_cut_frame_never_comes_back() {
         let wal = open(&disk, 256 * KIB).await;
         // One group of six records that fill a block each; the third one never arrived.
         append(&wal, 1..7, 4015).await.expect("room");
-        wal.close().await;
+        wal.close().await.expect("stored");
         zero(&disk, 1, 3 * BLOCK, 4 * BLOCK);
         let wal = open(&disk, 256 * KIB).await;
         assert_eq!(wal.durable_next(), 3);
@@ -186,7 +186,7 @@ fn e5_the_cut_keeps_the_good_frames_of_its_block() {
         let disk = SimDisk::new(15);
         let wal = open(&disk, 256 * KIB).await;
         append(&wal, 1..9, 200).await.expect("room");
-        wal.close().await;
+        wal.close().await.expect("stored");
         zero(&disk, 1, BLOCK + 512, BLOCK + 1024);
         let wal = open(&disk, 256 * KIB).await;
         assert_eq!(ids(&from_disk(&wal, 1).await), [1]);
@@ -239,7 +239,7 @@ fn e3_a_sealed_segment_that_ends_short_is_corruption_unless_it_is_dispatched() {
         let disk = SimDisk::new(7);
         let wal = open(&disk, 64 * KIB).await;
         append(&wal, 0..30, 4000).await.expect("room");
-        wal.close().await;
+        wal.close().await.expect("stored");
         let second = header_of(&disk, &segment_path(2)).first_seq;
         zero(&disk, 1, 48 * KIB, 64 * KIB);
         let error = open_error(&disk, 64 * KIB).await;
@@ -257,7 +257,7 @@ fn e3_bytes_behind_a_sealed_segments_end_are_ignored() {
         let wal = open(&disk, 64 * KIB).await;
         append(&wal, 0..14, 4000).await.expect("room");
         append(&wal, 14..16, 8000).await.expect("room"); // leaves the last block of the first segment unused
-        wal.close().await;
+        wal.close().await.expect("stored");
         disk.poke(&segment_path(1), 60 * KIB, &[0xab; 4096]);
         let wal = open(&disk, 64 * KIB).await;
         assert_eq!(ids(&from_disk(&wal, 1).await), (0..16).collect::<Vec<u64>>());
@@ -270,7 +270,7 @@ fn lesson_d10_1_a_missing_segment_is_a_hole_and_refuses() {
         let disk = SimDisk::new(13);
         let wal = open(&disk, 64 * KIB).await;
         append(&wal, 0..60, 4000).await.expect("room");
-        wal.close().await;
+        wal.close().await.expect("stored");
         let missing = disk.files().into_iter().find(|path| path.ends_with("00000003.wal")).expect("four segments");
         Disk::Sim(disk.clone()).remove_file(&missing).await.expect("there");
         let error = open_error(&disk, 64 * KIB).await;
@@ -315,7 +315,7 @@ fn lesson_d10_1_an_emptied_segment_below_the_others_refuses_and_stays() {
             let disk = SimDisk::new(16);
             let wal = open(&disk, 64 * KIB).await;
             append(&wal, 0..60, 4000).await.expect("room");
-            wal.close().await;
+            wal.close().await.expect("stored");
             let path = segment_path(number);
             let file = Disk::Sim(disk.clone()).open(&path, Open::Existing, Caching::Direct).await.expect("there");
             file.set_len(0).await.expect("simulated");
@@ -418,13 +418,13 @@ fn a_changed_segment_size_keeps_old_segments_readable() {
         let disk = SimDisk::new(11);
         let wal = open(&disk, 64 * KIB).await;
         append(&wal, 0..60, 2000).await.expect("room");
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = open(&disk, 128 * KIB).await;
         append(&wal, 60..120, 2000).await.expect("room");
         assert_eq!(ids(&from_disk(&wal, 1).await), (0..120).collect::<Vec<u64>>());
         wal.store_checkpoint(121);
         rt::sleep(Duration::from_secs(1)).await;
-        wal.close().await;
+        wal.close().await.expect("stored");
         for path in disk.files().iter().filter(|path| path.extension().is_some()) {
             assert_eq!(header_of(&disk, path).segment_bytes, 128 * KIB, "{}", path.display());
         }

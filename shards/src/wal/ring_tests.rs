@@ -35,13 +35,13 @@ fn a_wal_rolls_recycles_and_recovers_on_a_real_file_system() {
         assert_eq!(next, 6001);
         assert!(metrics.segments_recycled > 0 && metrics.rolls > 2, "{metrics:?}");
         assert!(metrics.groups < 300, "{} groups for 600 appends", metrics.groups);
-        wal.close().await;
+        wal.close().await.expect("stored");
         drop(wal);
         let wal = Wal::open(options).await.expect("recovers");
         assert_eq!((wal.recovered_checkpoint(), wal.durable_next()), (next - 500, next));
         assert_eq!(from_disk(&wal, next - 500).await.len(), 500);
         assert_eq!(append(&wal, 0..1, 50).await, Ok(next..next + 1));
-        wal.close().await;
+        wal.close().await.expect("stored");
     });
     std::fs::remove_dir_all(&root).expect("scratch can be removed");
 }

@@ -23,7 +23,7 @@ fn e9_no_spare_takes_an_unprepared_segment() {
         }
         assert_eq!(wal.metrics().rolls_unprepared, 1);
         assert!(!header_of(&disk, &segment_path(3)).prepared);
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = open(&disk, 64 * KIB).await;
         assert_eq!(ids(&from_disk(&wal, 1).await), (0..25).collect::<Vec<u64>>());
     });
@@ -51,7 +51,7 @@ fn e9_n5_when_no_segment_can_be_made_produce_is_refused_and_heals() {
         rt::sleep(Duration::from_millis(100)).await;
         assert_eq!(append(&wal, next + 1..next + 4, 2000).await, Ok(next + 1..next + 4), "numbers are given back");
         assert_eq!(ids(&from_disk(&wal, 1).await), (1..next + 4).collect::<Vec<u64>>());
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = open(&disk, 64 * KIB).await;
         assert_eq!(ids(&from_disk(&wal, 1).await), (1..next + 4).collect::<Vec<u64>>());
     });
@@ -110,7 +110,7 @@ fn e3_dispatched_segments_are_recycled_with_a_new_generation() {
         assert_ne!(header_of(&disk, &segment_path(1)).generation, first_life);
         dispatch_all(&wal).await;
         append(&wal, 600..603, 50).await.expect("room");
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = open(&disk, 64 * KIB).await;
         assert_eq!(ids(&from_disk(&wal, wal.recovered_checkpoint()).await), [600, 601, 602]);
     });
@@ -143,7 +143,7 @@ fn e10_an_idle_dispatched_segment_is_rotated_after_a_second() {
         assert!(wal.live_bytes() < MIB, "{}", wal.live_bytes());
         assert_eq!(wal.metrics().rotations, 1);
         assert_eq!(append(&wal, 5..6, 50).await, Ok(6..7));
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = open(&disk, 4 * MIB).await;
         assert_eq!(ids(&from_disk(&wal, wal.recovered_checkpoint()).await), [5]);
     });
@@ -178,7 +178,7 @@ fn e6_checkpoints_are_overwritten_at_once_and_synced_once_within_250_ms() {
         assert_eq!(durable(&disk), Some(40));
         assert_eq!(wal.backlog_records(), 11);
         wal.store_checkpoint(45);
-        wal.close().await;
+        wal.close().await.expect("stored");
         assert_eq!(durable(&disk), Some(45), "and at shutdown");
     });
 }
@@ -231,18 +231,18 @@ fn e18_a_foreign_directory_is_drained_and_removed() {
         let disk = SimDisk::new(22);
         let wal = open(&disk, 64 * KIB).await;
         append(&wal, 0..100, 2000).await.expect("room");
-        wal.close().await;
+        wal.close().await.expect("stored");
         let drain = || async { Wal::open(WalOptions { mode: Mode::Drain, ..options(&disk, MIB) }).await };
         let wal = drain().await.expect("opens");
         assert!(matches!(append(&wal, 0..1, 50).await, Err(AppendError::Unavailable(_))));
         assert!(!wal.fully_dispatched() && wal.remove_drained().await.is_err());
         assert_eq!(ids(&from_disk(&wal, wal.recovered_checkpoint()).await), (0..100).collect::<Vec<u64>>());
         wal.store_checkpoint(60);
-        wal.close().await;
+        wal.close().await.expect("stored");
         // Shard 0 exists again before that: the directory is simply its WAL.
         let wal = open(&disk, 64 * KIB).await;
         assert_eq!((wal.recovered_checkpoint(), append(&wal, 100..101, 50).await), (60, Ok(101..102)));
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = drain().await.expect("opens");
         dispatch_all(&wal).await;
         assert!(wal.fully_dispatched());

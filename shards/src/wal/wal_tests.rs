@@ -122,7 +122,7 @@ fn a_batch_rolls_between_two_records() {
         assert_eq!(append(&wal, 200..201, 900).await, Ok(201..202));
         assert_eq!(ids(&from_disk(&wal, 1).await), (0..201).collect::<Vec<u64>>());
         assert!(wal.metrics().rolls >= 6, "{}", wal.metrics().rolls);
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = open(&disk, 32 * KIB).await;
         assert_eq!(ids(&from_disk(&wal, 1).await), (0..201).collect::<Vec<u64>>());
         assert_eq!(append(&wal, 201..202, 900).await, Ok(202..203));
@@ -203,7 +203,7 @@ fn e11_n9_a_failed_write_latches_and_a_restart_heals() {
         assert_eq!(told.get(), 1);
         assert!(wal.failed().is_some() && wal.metrics().failed);
         wal.store_checkpoint(3);
-        wal.close().await;
+        wal.close().await.expect("stored");
         let wal = open(&disk, MIB).await;
         assert_eq!((wal.failed(), wal.recovered_checkpoint()), (None, 3));
         assert_eq!(append(&wal, 9..10, 50).await, Ok(4..5));
@@ -313,6 +313,21 @@ fn appends_wait_for_writes_of_their_own_to_free_memory() {
 }
 
 #[test]
+fn d18_a_checkpoint_that_a_close_could_not_store_says_what_it_failed_with() {
+    run(27, async {
+        let disk = SimDisk::new(27);
+        let wal = open(&disk, MIB).await;
+        assert_eq!(append(&wal, 0..3, 50).await, Ok(1..4));
+        let mut broken = NthCall::new(Op::Write, 1, Fault::NoSpace).on("checkpoint");
+        broken.times = u64::MAX;
+        disk.inject(broken);
+        wal.store_checkpoint(3);
+        let why = wal.close().await.expect_err("the file system is full");
+        assert!(why.contains("dispatch checkpoint") && why.contains("No space left"), "{why}");
+    });
+}
+
+#[test]
 fn close_waits_for_what_is_staged_and_refuses_the_rest() {
     run(26, async {
         let disk = SimDisk::new(26);
@@ -323,7 +338,7 @@ fn close_waits_for_what_is_staged_and_refuses_the_rest() {
         let closed = rt::spawn(Queue::Foreground, async move { closing.close().await });
         rt::sleep(Duration::from_nanos(1)).await;
         assert!(matches!(append(&wal, 3..4, 50).await, Err(AppendError::Unavailable(_))));
-        closed.await;
+        closed.await.expect("stored");
         assert_eq!(disk.in_flight(), 0);
         assert_eq!(staged.await, Ok(1..4));
         disk.power_cut_as(Survival::Nothing);

@@ -287,6 +287,7 @@ impl State {
             (Action::Write { .. } | Action::SyncData { .. }, Some(Fault::Fail)) => {}
             (_, Some(Fault::Fail)) => return Err(eio()),
             (_, Some(Fault::NoSpace)) => return Err(no_space()),
+            (_, Some(Fault::NoDescriptor)) => return Err(io::Error::from_raw_os_error(libc::EMFILE)),
             _ => {}
         }
         self.serial += 1;
@@ -429,7 +430,7 @@ impl State {
     /// Lets a random subset of a write's sectors reach the file.
     pub(super) fn land_some(&mut self, flight: &mut Flight) {
         let Action::Write { inode, offset, data, .. } = &flight.action else { return };
-        if matches!(flight.fault, Some(Fault::Skip | Fault::NoSpace)) {
+        if matches!(flight.fault, Some(Fault::Skip | Fault::NoSpace | Fault::NoDescriptor)) {
             return;
         }
         let (inode, offset, data) = (*inode, *offset, data.clone());

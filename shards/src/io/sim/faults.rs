@@ -41,6 +41,8 @@ pub enum Fault {
     Fail,
     /// ENOSPC, with nothing done.
     NoSpace,
+    /// EMFILE, with nothing done.
+    NoDescriptor,
     /// A prefix lands, not durably, and the call says so (`WriteZero`).
     Short,
     /// Says Ok; the data is visible, nothing became durable.

@@ -79,6 +79,8 @@ impl Committer {
         let mut failed = NotStored::default();
         for tracked in all {
             if let Err(error) = self.close(tracked.destination).await {
+                tracing::error!(dir = %tracked.directory.display(), %error,
+                    "consumer position: it could not be stored at the stop; acks since the last one that was may come undone");
                 let cause = Some(format!("consumer position in {}: {error}", tracked.directory.display()));
                 failed.add(NotStored { positions: 1, cause, ..NotStored::default() });
             }
