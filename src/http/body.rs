@@ -193,7 +193,7 @@ impl<'a> BodyReader<'a> {
         let mut next = self.next().await?;
         let mut decoder = Decoder::new(coding).unwrap_or(Decoder::Broken);
         let (mut sent, mut decoded, mut slice) = (0, Vec::new(), 0);
-        self.grow(&mut decoded, FIRST_BYTES + STEP_BYTES, bytes_max, decoder.memory_bytes())?;
+        self.grow(&mut decoded, FIRST_BYTES + STEP_BYTES, bytes_max, decoder.memory_bytes(0))?;
         while let Some(piece) = next {
             sent += piece.len();
             if sent > bytes_max {
@@ -203,13 +203,14 @@ impl<'a> BodyReader<'a> {
             let mut more = !rest.is_empty();
             while more {
                 let before = decoded.len();
-                self.grow(&mut decoded, STEP_BYTES, bytes_max, decoder.memory_bytes())?;
+                let beside = decoder.memory_bytes(decoded.len());
+                self.grow(&mut decoded, STEP_BYTES, bytes_max, beside)?;
                 more = decoder.step(&mut rest, &mut decoded).map_err(|_| BodyFailure::Undecodable)?;
                 if decoded.len() > bytes_max {
                     return Err(BodyFailure::TooLarge);
                 }
                 cover(decoded.len())?;
-                self.hold(decoded.capacity() + decoder.memory_bytes())?;
+                self.hold(decoded.capacity() + decoder.memory_bytes(decoded.len()))?;
                 slice += decoded.len() - before;
                 if slice >= SLICE_BYTES {
                     slice = 0;

@@ -10,6 +10,8 @@ use zstd::zstd_safe::{get_error_name, DCtx, DParameter, InBuffer, OutBuffer, Res
 pub(crate) const STEP_BYTES: usize = 64 << 10;
 /// What gzip needs: its window of 32 KiB, its tables, and the buffer that it writes to.
 const GZIP_BYTES: usize = 80 << 10;
+/// Tables and input of a zstd context.
+const ZSTD_FIXED_BYTES: usize = 384 << 10;
 /// Frames that want a larger window are refused: it would be memory beside the decoded body. No body may decode to
 /// more than 16 MiB, so no honest one needs more.
 const ZSTD_WINDOW_LOG_MAX: u32 = 24;
@@ -70,11 +72,12 @@ impl Decoder {
         Ok(Decoder::Zstd { context, scratch: vec![0; STEP_BYTES], in_frame: false, frames: 0 })
     }
 
-    /// Memory that it holds beside what it has decoded; zstd's grows with a frame's window.
-    pub fn memory_bytes(&self) -> usize {
+    /// Memory that it holds beside the `decoded` bytes that it has given. zstd reserves a frame's whole window, megabytes for
+    /// a body of a few KiB, and touches as much of it as it has decoded.
+    pub fn memory_bytes(&self, decoded: usize) -> usize {
         match self {
             Decoder::Gzip(_) => GZIP_BYTES,
-            Decoder::Zstd { context, scratch, .. } => context.sizeof() + scratch.len(),
+            Decoder::Zstd { context, scratch, .. } => context.sizeof().min(ZSTD_FIXED_BYTES + decoded) + scratch.len(),
             Decoder::Broken => 0,
         }
     }
