@@ -158,7 +158,7 @@ pub fn plan_identity(data: &DataDir, configured: Option<&str>, host_name: &str) 
             return Err(Refusal::new(
                 format!("{} has been used before, and {} is missing", data.root.display(), missing.display()),
                 "restore the whole data directory from one backup, or start on an empty one; to go on without what it held, \
-                 make it again, empty",
+                 make it again, empty, and of `topics` remove `stored` beside it too",
             ));
         }
         None if messages => {

@@ -58,7 +58,7 @@ impl Trust {
             rounds += 1;
             let since = Instant(self.0.load(Relaxed));
             tracing::warn!(
-                for_at_least = ?now.saturating_since(since),
+                stood_still = ?now.saturating_since(since) + STANDSTILL,
                 "this node stood still, or got no CPU; it asks the leader what has changed before it serves again"
             );
             confirmed = rt::timeout(CONFIRM_WAIT, confirm()).await.unwrap_or(false);

@@ -40,7 +40,8 @@ impl Consumer {
         let started = rt::now();
         let take = Take { max: take.max.max(1), ..take };
         let incarnation = self.incarnation(topic)?;
-        let deadline = started + wait;
+        // A stop sits out no long poll; what is there is handed out as before.
+        let deadline = if self.queues.is_stopping() { started } else { started + wait };
         let held = match partition {
             Some(partition) => self.consume_pinned(incarnation, partition, take, deadline).await?,
             None => self.consume_shared(incarnation, take, deadline).await?,

@@ -247,6 +247,10 @@ impl ShardQueues {
         }
     }
 
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
     pub(super) fn all_partitions(&self) -> Vec<Rc<PartitionQueue>> {
         self.topics.borrow().values().flat_map(|topic| topic.open_partitions()).collect()
     }

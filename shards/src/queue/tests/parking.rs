@@ -415,3 +415,24 @@ fn d18_a_stop_answers_everybody_who_waits() {
         assert!(rt::now() - started < Duration::from_secs(1));
     });
 }
+
+#[test]
+fn d18_a_poll_that_comes_in_a_drain_gets_what_is_there_and_waits_for_nothing() {
+    run(24, async {
+        let world = World::with_topic(24, 2, 2);
+        for queues in world.shards() {
+            queues.release_waiters();
+        }
+        for partition in [0, 1] {
+            world.produce(partition, 1);
+            let got = world.consumer(0).consume(TOPIC, None, take(1), LONG).await.expect("served");
+            assert_eq!(places(&got), [(partition, 0)]);
+        }
+        world.produce(1, 1);
+        let got = world.consumer(0).consume(TOPIC, Some(1), take(1), LONG).await.expect("served");
+        assert_eq!(places(&got), [(1, 1)]);
+        let started = rt::now();
+        assert!(world.consumer(1).consume(TOPIC, None, take(1), LONG).await.expect("served").is_empty());
+        assert!(rt::now() - started < Duration::from_secs(1));
+    });
+}
