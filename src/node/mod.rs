@@ -41,7 +41,7 @@ mod ports;
 mod prepare;
 mod refusal;
 mod run;
-mod serving;
+pub(crate) mod serving;
 mod shard_thread;
 mod status;
 mod stopping;

@@ -7,6 +7,7 @@ use narad_shards::rt::ring::{run_shard_thread, Options};
 
 use super::*;
 use crate::http::Socket;
+use crate::node::serving::Serving;
 
 /// Serves `connections` one after the other on a ring, while `client` runs on a thread of its own.
 fn serve(connections: usize, client: impl FnOnce(SocketAddr) + Send + 'static) {
@@ -85,4 +86,31 @@ fn an_early_answer_survives_a_client_that_keeps_sending() {
             assert!(answer.starts_with("HTTP/1.1 413 ") || answer.starts_with("HTTP/1.1 431 "), "{answer}");
         }
     });
+}
+
+#[test]
+fn a_stop_answers_who_has_connected_by_then() {
+    let mut options = Options::new("http-test");
+    options.abort_on_panic = false;
+    options.sizes.in_flight_max = 3 * 1024;
+    options.sizes.memlock_budget_bytes = 256 << 10;
+    let answers = run_shard_thread(options, move |handle| async move {
+        let world = World::new(HttpSettings::default(), NodeLimits::new(0, 0));
+        let listener = handle.listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let serving = Serving::start(vec![listener], world.ctx.clone());
+        // On this thread: nobody accepts meanwhile.
+        let clients: Vec<TcpStream> = (0..5)
+            .map(|_| {
+                let mut stream = TcpStream::connect(address).expect("into the kernel's queue");
+                stream.write_all(&request("GET", "/healthz", "", b"")).expect("sent");
+                stream
+            })
+            .collect();
+        serving.stop(std::time::Duration::from_secs(10)).await;
+        rt::blocking(move || clients.into_iter().map(read_to_end).collect::<Vec<_>>()).await
+    });
+    for answer in answers.expect("the machine has io_uring") {
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("connection: close"), "{answer}");
+    }
 }
