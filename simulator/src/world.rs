@@ -456,10 +456,16 @@ impl World {
         self.draining.set(true);
         self.note("=== healed, draining".to_owned());
         let deadline = rt::now() + self.options.patience + self.options.visibility * 4;
-        while rt::now() < deadline && self.ledger.borrow().owes(rt::wall_clock_ms()) {
-            rt::sleep(Duration::from_millis(50)).await;
+        loop {
+            while rt::now() < deadline && self.ledger.borrow().owes(rt::wall_clock_ms()) {
+                rt::sleep(Duration::from_millis(50)).await;
+            }
+            rt::sleep(self.options.visibility * 2 + Duration::from_secs(2)).await;
+            // A second copy may have come meanwhile, and be with a consumer at this moment.
+            if rt::now() >= deadline || !self.ledger.borrow().owes(rt::wall_clock_ms()) {
+                break;
+            }
         }
-        rt::sleep(self.options.visibility * 2 + Duration::from_secs(2)).await;
         self.look_at_metadata();
         let incidents = self.disk().incidents();
         let honest = self.options.allowances().honest;
