@@ -97,11 +97,11 @@ where
         // The handler, if one was running, is dropped here: its client has left, or was too slow.
         let parts = connection.into_parts();
         let unread = parts.read_buf;
-        // With a length of body that is beyond it hyper has taken the block, and what is left is the body: read as a request
-        // it would be one that nobody made.
+        // hyper refuses a Content-Length that it cannot count to after it has taken the header block. What is left then is the
+        // body, and nobody may read that as a request.
         let is_head = state.holds_whole_head(parts.io.stream.received(), unread.len());
         if many_lines || !is_head || state.refused() != Some(431) || lines(&unread) <= LINES_USUAL {
-            // A header block that is too large is still there; one that says that its body is has been taken.
+            // A header block that is too large is still in the buffer; of a body that is too large it is gone.
             let large_body = !is_head
                 && state.refused() == Some(431)
                 && unread.len() < ctx.settings.header_bytes_max

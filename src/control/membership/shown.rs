@@ -12,7 +12,8 @@ use narad_shards::wire::{operation, status, Incoming, Outgoing};
 use super::{refusal, Answer, Membership};
 use crate::control::wire;
 
-/// A node that is slower is not waited for: what it does not show yet, it is asked for in vain (E52 promises no more).
+/// A slower node is not waited for: until it has caught up, clients that ask it are told of no such topic, or of the former
+/// one. E52 promises the answering node alone.
 const OTHERS_WAIT: Duration = Duration::from_millis(250);
 
 impl Membership {
